@@ -9,6 +9,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxfp8 import checks
+from jaxfp8.inference_only import inference_only
+
 
 class AttentionState(NamedTuple):
     """Attention of some queries over some keys.
@@ -20,3 +23,54 @@ class AttentionState(NamedTuple):
 
     out: jax.Array
     lse: jax.Array
+
+
+def merge_states(a: AttentionState, b: AttentionState) -> AttentionState:
+    """Attention over two disjoint sets of keys, from the attention over each.
+
+    With w = exp(lse - logaddexp(a.lse, b.lse)), out = w_a * a.out + w_b * b.out. A state whose
+    LSE is -inf saw no key and does not count, whatever its output holds; +inf counts as -inf,
+    which is what FlashAttention-style kernels write for an empty context. -inf on both sides gives
+    zeros and -inf. A NaN in an LSE makes the row NaN.
+
+    Args:
+      a: out [Tq, H, Dv] bfloat16 (or float32), lse [H, Tq] float32.
+      b: the same shapes and dtypes.
+
+    Returns:
+      The merged state, out in the dtype of a.out; computed in float32.
+
+    Raises:
+      TypeError: an argument is not a pair of arrays of those dtypes.
+      ValueError: shapes disagree.
+    """
+    a, b = checks.states(a, b)
+    return _merge_states(a, b)
+
+
+@jax.jit
+def _merge_states(a: AttentionState, b: AttentionState) -> AttentionState:
+    a, b = inference_only((a, b))
+    out, lse = merge_float32(a.out, a.lse, b.out, b.lse)
+    return AttentionState(out.astype(a.out.dtype), lse)
+
+
+def merge_float32(
+    a_out: jax.Array, a_lse: jax.Array, b_out: jax.Array, b_lse: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """merge_states on outputs of any float dtype, the merged output left in float32."""
+    a_lse = jnp.where(a_lse == jnp.inf, -jnp.inf, a_lse)
+    b_lse = jnp.where(b_lse == jnp.inf, -jnp.inf, b_lse)
+    largest = jnp.maximum(a_lse, b_lse)
+    # Both empty: subtracting -inf from itself would be NaN.
+    shift = jnp.where(largest == -jnp.inf, 0.0, largest)
+    a_weight, b_weight = jnp.exp(a_lse - shift), jnp.exp(b_lse - shift)
+    total = a_weight + b_weight
+    lse = shift + jnp.log(total)
+    divisor = jnp.where(total == 0, 1.0, total)
+
+    def weighted(out: jax.Array, lse: jax.Array, weight: jax.Array) -> jax.Array:
+        counted = jnp.where(lse.T[:, :, None] == -jnp.inf, 0.0, out.astype(jnp.float32))
+        return counted * (weight / divisor).T[:, :, None]
+
+    return weighted(a_out, a_lse, a_weight) + weighted(b_out, b_lse, b_weight), lse

@@ -57,9 +57,7 @@ def detect_target(device: Any = None) -> Target:
     try:
         platform, kind = device.platform, device.device_kind
     except AttributeError:
-        raise TypeError(
-            f"device: expected a jax.Device, got {type(device).__name__}"
-        ) from None
+        raise TypeError(f"device: expected a jax.Device, got {type(device).__name__}") from None
     if platform == "cpu":
         return target_of_arch("cpu")
     for description in (kind, str(getattr(device, "compute_capability", ""))):

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 import jax
 
 from jaxfp8.formats import Fp8Format
+from jaxfp8.head_slice import HeadSlice
 from jaxfp8.states import AttentionState
 from jaxfp8.targets import Target
 
@@ -39,38 +40,6 @@ class AttentionSpec:
     num_heads: int
     qk_head_dim: int
     v_head_dim: int | None
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class HeadSlice:
-    """The columns `start : start + size` of each head of `array`, read in place.
-
-    A serving stack often holds V as a slice of a wider array (kv_nope [T, H, 256] holds K's 128
-    columns, then V's). Slicing before a kernel call would copy; a HeadSlice lets the quantizing
-    kernel read the wider array where it lies.
-
-    Attributes:
-      array: [T, H, D], D >= start + size.
-      start: first column.
-      size: number of columns, the head dim that the call sees.
-    """
-
-    array: jax.Array
-    start: int = dataclasses.field(metadata={"static": True})
-    size: int = dataclasses.field(metadata={"static": True})
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (*self.array.shape[:2], self.size)
-
-    @property
-    def dtype(self) -> Any:
-        return self.array.dtype
-
-    def materialize(self) -> jax.Array:
-        """The slice as an array [T, H, size]. Inside jit, XLA fuses it into its consumer."""
-        return self.array[:, :, self.start : self.start + self.size]
 
 
 @jax.tree_util.register_dataclass
@@ -183,8 +152,9 @@ class AttentionBackend(Protocol):
         causal: bool,
         softmax_scale: float,
     ) -> AttentionState:
-        """Varlen attention, causal aligned bottom right. Every row of out [query.num_tokens, H, Dv] and
-        lse [H, query.num_tokens] is written; rows of no sequence, and rows that see no key, with
-        zeros and -inf.
+        """Varlen attention, causal aligned bottom right.
+
+        Every row of out [query.num_tokens, H, Dv] and lse [H, query.num_tokens] is written; rows
+        of no sequence, and rows that see no key, with zeros and -inf.
         """
         ...

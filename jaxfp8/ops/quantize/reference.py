@@ -1,0 +1,42 @@
+# SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Per-head quantization in plain JAX: what every quantizing kernel must agree with, bit for bit."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxfp8.formats import MIN_DESCALE, Fp8Format
+
+
+def per_head_amax(x: jax.Array, num_tokens: jax.Array | int | None = None) -> jax.Array:
+    """float32 [H]: largest finite |x| of each head of x [T, H, D], 0 where there is none.
+
+    Infinities are left out because they saturate when quantized, and NaN because it stays NaN:
+    neither should stretch the scale of the finite values.
+
+    Args:
+      x: [T, H, D], bfloat16 or float32.
+      num_tokens: rows past it are ignored; None takes all T.
+    """
+    counted = jnp.isfinite(x)
+    if num_tokens is not None:
+        counted &= (jnp.arange(x.shape[0]) < num_tokens)[:, None, None]
+    # The absolute value is exact in x's own dtype; a float32 copy of x would cost its size twice.
+    magnitude = jnp.where(counted, jnp.abs(x), jnp.zeros((), x.dtype))
+    return jnp.max(magnitude, axis=(0, 2), initial=0).astype(jnp.float32)
+
+
+def descale_from_amax(amax: jax.Array, fmt: Fp8Format, margin: float = 1.0) -> jax.Array:
+    """float32 [H]: max(amax * margin / fmt.max, MIN_DESCALE)."""
+    return jnp.maximum(
+        amax.astype(jnp.float32) * jnp.float32(margin) / jnp.float32(fmt.max),
+        jnp.float32(MIN_DESCALE),
+    )
+
+
+def quantize_per_head(x: jax.Array, descale: jax.Array, fmt: Fp8Format) -> jax.Array:
+    """fp8 [T, H, D]: x / descale in float32, clipped to +-fmt.max, rounded to nearest even."""
+    scaled = x.astype(jnp.float32) / descale[:, None]
+    return jnp.clip(scaled, -fmt.max, fmt.max).astype(fmt.dtype)
