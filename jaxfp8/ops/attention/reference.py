@@ -1,7 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Blockwise varlen attention in plain JAX: runs anywhere XLA does, and is what kernels are
-compared with.
+"""Blockwise varlen attention in plain JAX: runs wherever XLA does; kernels are compared with it.
 
 One loop goes over the query tiles of all sequences, an inner one over the key tiles that some row
 of the query tile sees; both trip counts are computed on the device from cu_seqlens, so nothing is
@@ -208,7 +207,7 @@ def _softmax_over_keys(
     num_tiles = (jnp.max(visible) + bk - 1) // bk
 
     def key_tile(j: jax.Array, carry: _Softmax) -> _Softmax:
-        # Moved back at the end of the array like the query tile; keys of the tile before are masked.
+        # Moved back at the end of the array like a query tile; keys of the tile before are masked.
         start = jnp.minimum(key_start + j * bk, tk - bk)
         key = start - key_start + jnp.arange(bk)
         valid = (key >= j * bk) & (key < len_k)
