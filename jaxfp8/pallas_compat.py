@@ -46,6 +46,11 @@ def to_fp8(x: jax.Array, fmt: Fp8Format) -> jax.Array:
     return _to_fp8_p.bind(x, fmt=fmt)
 
 
+def out_type(shape: tuple[int, ...], dtype: Any) -> Any:
+    """An element of pallas_call's out_shape."""
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
 def _primitive(name: str, abstract_eval: Any, implementation: Any) -> Primitive:
     primitive = Primitive(name)
     primitive.def_abstract_eval(abstract_eval)

@@ -1,0 +1,280 @@
+# SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The attention kernel, written for AMD gfx942 and right on every GPU that Pallas Triton serves.
+
+Each program computes one tile of query rows of one head. What makes it fast on gfx942:
+
+- The two matrix products run on FP8 operands. The head dim is cut into powers of two, 128 + 64.
+- K's rows are read in an order that leaves each score of the first product in the register in
+  which the second wants its probability, so the conversion between the two layouts is free.
+- The scores are computed one tile ahead, so that the matrix unit works on the next tile while the
+  vector unit does the softmax of this one.
+- softmax scale, descales and log2(e) are one factor, and exp2 is the bare hardware instruction.
+- Tiles that every row sees need no mask and have a loop of their own.
+- exp2(s - (m - 7)) puts the probabilities in (0, 128], which FP8 holds without a clamp.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from jaxfp8 import pallas_compat
+from jaxfp8.formats import Fp8Format
+from jaxfp8.ops.attention import tiling
+from jaxfp8.ops.attention.heuristics import KernelConfig
+from jaxfp8.ops.quantize.pallas_triton import column_chunks
+
+# The largest probability is 2**7: under 240, the largest e4m3fnuz, and 448, the largest e4m3fn.
+_P_EXPONENT = 7.0
+# The running maximum before the first key. Finite, so that no -inf - -inf arises.
+_NO_MAXIMUM = -1e30
+
+# Rows of the work table.
+_TOKEN, _COUNT, _SEQUENCE, _FIRST, _FULL, _END, _KEYS, _VISIBLE = range(8)
+
+
+def work_table(
+    cu_seqlens_q: jax.Array,
+    cu_seqlens_k: jax.Array,
+    num_tokens: int,
+    *,
+    causal: bool,
+    config: KernelConfig,
+) -> jax.Array:
+    """int32 [8, tiles]: what each tile of query rows has to do.
+
+    The rows past the last sequence are one more sequence, which sees no key: so every row of the
+    output is written.
+
+    Args:
+      cu_seqlens_q: int32 [B + 1].
+      cu_seqlens_k: int32 [B + 1].
+      num_tokens: Tq, the rows of the output.
+      causal: aligned bottom right.
+      config: tile shapes.
+
+    Returns:
+      For each tile: first row in the output; number of rows; sequence; the packed key tile that it
+      starts at, the one at which masks begin, and the one at which it ends; number of keys of the
+      sequence; number of keys that its first row sees, negative where later rows see none either.
+    """
+    batch = cu_seqlens_q.shape[0] - 1
+    num_tiles = tiling.max_tiles(num_tokens, batch + 1, config.block_q)
+    rest = jnp.full(1, num_tokens, jnp.int32)
+    tiles = tiling.tile_table(jnp.concatenate([cu_seqlens_q, rest]), config.block_q, num_tiles)
+    real = (tiles.sequence < batch) & (tiles.count > 0)
+    sequence = jnp.where(real, tiles.sequence, 0)
+    keys = jnp.where(real, jnp.diff(cu_seqlens_k)[sequence], 0)
+    if causal:
+        queries = jnp.diff(cu_seqlens_q)[sequence]
+        visible = jnp.where(real, keys - queries + tiles.row + 1, 0)
+        seen_by_all = jnp.minimum(visible, keys)
+        seen_by_any = jnp.minimum(visible + tiles.count - 1, keys)
+    else:
+        visible = seen_by_all = seen_by_any = keys
+    first = tiling.first_tiles(cu_seqlens_k, config.block_k)[sequence]
+    full = first + jnp.maximum(seen_by_all, 0) // config.block_k
+    end = first + (jnp.maximum(seen_by_any, 0) + config.block_k - 1) // config.block_k
+    return jnp.stack([tiles.token, tiles.count, sequence, first, full, end, keys, visible])
+
+
+def attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    nonfinite: jax.Array,
+    work: jax.Array,
+    scales: jax.Array,
+    *,
+    num_tokens: int,
+    causal: bool,
+    negative_scale: bool,
+    fmt: Fp8Format | None,
+    config: KernelConfig,
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Runs the kernel on packed operands (ops/quantize/pallas_triton.py).
+
+    Args:
+      q: [H, q tiles * block_q, Dqk].
+      k: [H, kv tiles * block_k, Dqk].
+      v: [H, kv tiles, Dv, block_k].
+      nonfinite: int32 [1 or 2, H, B, Dv].
+      work: the work table.
+      scales: float32 [2, H]: what a raw score is multiplied with to be a base-2 exponent, and
+        V's descale.
+      num_tokens: Tq.
+      causal: whether rows see different numbers of keys.
+      negative_scale: whether the first row of `scales` is negative.
+      fmt: the FP8 format; None for bfloat16.
+      config: tile shapes, warps, stages.
+      interpret: run in Pallas interpret mode.
+
+    Returns:
+      out bfloat16 [num_tokens, H, Dv] and lse float32 [H, num_tokens], all of it written.
+    """
+    heads, _, _ = q.shape
+    v_size = v.shape[2]
+    num_tiles = work.shape[1]
+
+    def kernel(q_ref, k_ref, v_ref, nonfinite_ref, work_ref, scales_ref, out_ref, lse_ref) -> None:  # type: ignore[no-untyped-def]
+        program = pl.program_id(0)
+        head, tile = program // num_tiles, program % num_tiles
+        todo = [work_ref[i, tile] for i in range(8)]
+        m, total, acc = _attend_tiles(
+            q_ref, k_ref, v_ref, head, tile, todo, scales_ref[0, head],
+            causal=causal, negative_scale=negative_scale, fmt=fmt, config=config,
+        )  # fmt: skip
+        row = jnp.arange(config.block_q, dtype=jnp.int32)
+        column = jnp.arange(v_size, dtype=jnp.int32)
+        some = total != 0.0  # true for NaN too
+        out = acc * jnp.where(some, scales_ref[1, head] / total, 0.0)[:, None]
+        visible = _visible_keys(todo, row, causal)
+        first = [nonfinite_ref[i, head, todo[_SEQUENCE], column] for i in range(nonfinite.shape[0])]
+        out = _add_nonfinite(out, first, visible)
+        lse = jnp.where(some, (m + jnp.log2(total)) * math.log(2), -jnp.inf)
+        token, valid = todo[_TOKEN] + row, row < todo[_COUNT]
+        plgpu.store(
+            out_ref.at[token[:, None], head, column[None, :]],
+            out.astype(jnp.bfloat16),
+            mask=jnp.broadcast_to(valid[:, None], out.shape),
+        )
+        plgpu.store(lse_ref.at[head, token], lse, mask=valid)
+
+    result: tuple[jax.Array, jax.Array] = pl.pallas_call(
+        kernel,
+        out_shape=(
+            pallas_compat.out_type((num_tokens, heads, v_size), jnp.bfloat16),
+            pallas_compat.out_type((heads, num_tokens), jnp.float32),
+        ),
+        grid=(heads * num_tiles,),
+        compiler_params=plgpu.CompilerParams(
+            num_warps=config.num_warps, num_stages=config.num_stages
+        ),
+        interpret=interpret,
+        name="jaxfp8_attention",
+    )(q, k, v, nonfinite, work, scales)
+    return result
+
+
+def _attend_tiles(
+    q_ref: Any,
+    k_ref: Any,
+    v_ref: Any,
+    head: jax.Array,
+    tile: jax.Array,
+    todo: list[jax.Array],
+    scale: jax.Array,
+    *,
+    causal: bool,
+    negative_scale: bool,
+    fmt: Fp8Format | None,
+    config: KernelConfig,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The running maximum less 7 [block_q], the sum [block_q], P V [block_q, Dv]."""
+    block_q, block_k = config.block_q, config.block_k
+    num_kv_tiles, v_size = v_ref.shape[1:3]
+    chunks = column_chunks(q_ref.shape[2])
+
+    # The bounds let the compiler prove that offsets fit 32 bits, and use buffer loads.
+    head = jnp.minimum(head, q_ref.shape[0] - 1)
+    q_row = jnp.minimum(tile, q_ref.shape[1] // block_q - 1) * block_q
+    row = jnp.arange(block_q, dtype=jnp.int32)
+    q = [
+        q_ref[head, (q_row + row)[:, None], (start + jnp.arange(size, dtype=jnp.int32))[None, :]]
+        for start, size in chunks
+    ]
+
+    key = jnp.arange(block_k, dtype=jnp.int32)
+    if config.permute_keys:  # in each group of 16, quads 1 and 2 change places
+        key = (key & ~12) | ((key & 4) << 1) | ((key & 8) >> 1)
+
+    def scores(t: jax.Array) -> jax.Array:
+        keys = (jnp.clip(t, 0, num_kv_tiles - 1) * block_k + key)[None, :]
+        products = []
+        for (start, size), part in zip(chunks, q, strict=True):
+            # K is indexed [D, keys]: a transpose between load and dot would cost LDS traffic.
+            columns = (start + jnp.arange(size, dtype=jnp.int32))[:, None]
+            products.append(plgpu.dot(part, k_ref[head, keys, columns]))
+        return functools.reduce(operator.add, products)
+
+    def largest(s: jax.Array) -> jax.Array:
+        return jnp.min(s, axis=1) if negative_scale else jnp.max(s, axis=1)
+
+    def probabilities(p: jax.Array) -> jax.Array:
+        p = p.astype(jnp.bfloat16) if fmt is None else pallas_compat.to_fp8(p, fmt)
+        if config.permute_keys:
+            p = p.reshape(block_q, block_k // 16, 2, 2, 4).transpose(0, 1, 3, 2, 4)
+            p = p.reshape(block_q, block_k)
+        return p
+
+    def load_v(t: jax.Array) -> jax.Array:
+        return v_ref[
+            head,
+            jnp.clip(t, 0, num_kv_tiles - 1),
+            jnp.arange(v_size, dtype=jnp.int32)[None, :],
+            jnp.arange(block_k, dtype=jnp.int32)[:, None],
+        ]
+
+    def update(
+        m: jax.Array, total: jax.Array, acc: jax.Array, m_new: jax.Array, p: jax.Array, v: Any
+    ) -> Any:
+        alpha = pallas_compat.exp2(m - m_new)
+        total = total * alpha + jnp.sum(p, axis=1)
+        acc = acc * alpha[:, None] + plgpu.dot(probabilities(p), v)
+        return m_new, total, acc
+
+    def full_tile(t: jax.Array, carry: Any) -> Any:
+        m, total, acc, s, s_max = carry
+        v = load_v(t)
+        m_new = jnp.maximum(m, s_max * scale - _P_EXPONENT)
+        p = pallas_compat.exp2(s * scale - m_new[:, None])
+        m, total, acc = update(m, total, acc, m_new, p, v)
+        s = scores(t + 1)
+        return m, total, acc, s, largest(s)
+
+    visible = _visible_keys(todo, row, causal)[:, None]
+
+    def masked_tile(t: jax.Array, carry: Any) -> Any:
+        m, total, acc, s = carry
+        v = load_v(t)
+        keys = (t - todo[_FIRST]) * block_k + key
+        # Scaled first, masked then: right for a scale of any sign, and for 0.
+        s = jnp.where(keys[None, :] < visible, s * scale, -jnp.inf)
+        m_new = jnp.maximum(m, jnp.max(s, axis=1) - _P_EXPONENT)
+        p = pallas_compat.exp2(s - m_new[:, None])
+        m, total, acc = update(m, total, acc, m_new, p, v)
+        return m, total, acc, scores(t + 1)
+
+    s = scores(todo[_FIRST])
+    zeros = jnp.zeros((block_q,), jnp.float32)
+    acc = jnp.zeros((block_q, v_size), jnp.float32)
+    carry = (zeros + _NO_MAXIMUM, zeros, acc, s, largest(s))
+    m, total, acc, s, _ = lax.fori_loop(todo[_FIRST], todo[_FULL], full_tile, carry)
+    m, total, acc, _ = lax.fori_loop(todo[_FULL], todo[_END], masked_tile, (m, total, acc, s))
+    return m, total, acc
+
+
+def _visible_keys(todo: list[jax.Array], row: jax.Array, causal: bool) -> jax.Array:
+    """int32 [block_q]: row r sees the keys of its sequence below the r-th number."""
+    if causal:
+        return jnp.minimum(todo[_VISIBLE] + row, todo[_KEYS])
+    return jnp.broadcast_to(todo[_KEYS], row.shape)
+
+
+def _add_nonfinite(out: jax.Array, first: list[jax.Array], visible: jax.Array) -> jax.Array:
+    """Adds what the packed V left out: NaN, or infinities, in the rows that see one."""
+    seen = [keys[None, :] < visible[:, None] for keys in first]
+    if len(seen) == 1:
+        return jnp.where(seen[0], jnp.nan, out)
+    above, below = seen
+    return out + jnp.where(above, jnp.inf, 0.0) + jnp.where(below, -jnp.inf, 0.0)

@@ -1,0 +1,281 @@
+# SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Pallas Triton kernels that quantize token-major arrays into the layout of the attention kernel.
+
+The packed layout: rows are cut into tiles, each sequence starts on a tile boundary
+(ops/attention/tiling.py), and rows that hold no token are zero. Queries and keys are head-major,
+[H, tiles * block, D]. Values are transposed within their tile, [H, tiles, Dv, block], so that the
+second matrix product reads along keys. One launch packs queries, one packs keys and values.
+
+Values that are not finite never enter the packed V: where a causal mask hides such a key from some
+rows of a tile, the zero probability of those rows times NaN would be NaN. The packed V holds zero
+there, and a table says which rows must become NaN or infinite after all (`NonfiniteKeys`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from jaxfp8 import pallas_compat
+from jaxfp8.formats import Fp8Format
+from jaxfp8.head_slice import HeadSlice
+from jaxfp8.ops.attention import tiling
+
+NO_KEY = 2**31 - 1
+"""What the table of non-finite values holds where there is none."""
+
+_AMAX_BLOCK = 128
+
+
+def column_chunks(size: int) -> list[tuple[int, int]]:
+    """(start, size) of power-of-two pieces of `size` columns, the largest first: 128 + 64."""
+    chunks, start = [], 0
+    while start < size:
+        width = 1 << (size - start).bit_length() - 1
+        chunks.append((start, width))
+        start += width
+    return chunks
+
+
+def pack_rows(
+    x: jax.Array | HeadSlice,
+    cu_seqlens: jax.Array,
+    descale: jax.Array,
+    fmt: Fp8Format | None,
+    *,
+    block: int,
+    interpret: bool = False,
+) -> jax.Array:
+    """Quantizes x [T, H, D] into [H, tiles * block, D], head-major.
+
+    Args:
+      x: bfloat16, or already in `fmt`, which is copied bit for bit.
+      cu_seqlens: int32 [B + 1].
+      descale: float32 [H].
+      fmt: the format; None copies bfloat16.
+      block: rows of a tile.
+      interpret: run in Pallas interpret mode.
+    """
+    array, start = _array_and_start(x)
+    num_tokens, heads, size = x.shape
+    num_tiles = tiling.max_tiles(num_tokens, cu_seqlens.shape[0] - 1, block)
+    dtype = fmt.dtype if fmt else x.dtype
+    if num_tiles == 0:
+        return jnp.zeros((heads, 0, size), dtype)
+    table = tiling.tile_table(cu_seqlens, block, num_tiles)
+
+    def kernel(x_ref, token_ref, count_ref, descale_ref, out_ref):  # type: ignore[no-untyped-def]
+        head, tile = pl.program_id(0), pl.program_id(1)
+        rows = _Rows(token_ref[tile], count_ref[tile], block)
+        _pack_rows_of_tile(
+            x_ref, start, size, head, rows, descale_ref[head], fmt, out_ref, tile * block
+        )
+
+    packed: jax.Array = pl.pallas_call(
+        kernel,
+        out_shape=pallas_compat.out_type((heads, num_tiles * block, size), dtype),
+        grid=(heads, num_tiles),
+        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
+        interpret=interpret,
+        name="jaxfp8_pack_query",
+    )(array, table.token, table.count, descale)
+    return packed
+
+
+def pack_keys_and_values(
+    k: jax.Array | HeadSlice,
+    v: jax.Array | HeadSlice,
+    cu_seqlens: jax.Array,
+    k_descale: jax.Array,
+    v_descale: jax.Array,
+    fmt: Fp8Format | None,
+    *,
+    block: int,
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Quantizes K [T, H, Dqk] and V [T, H, Dv] in one launch.
+
+    Args:
+      k: bfloat16, or already in `fmt`, which is copied bit for bit.
+      v: likewise.
+      cu_seqlens: int32 [B + 1].
+      k_descale: float32 [H].
+      v_descale: float32 [H].
+      fmt: the format; None copies bfloat16.
+      block: keys of a tile.
+      interpret: run in Pallas interpret mode.
+
+    Returns:
+      K [H, tiles * block, Dqk]; V [H, tiles, Dv, block] with zeros for what is not finite; and the
+      table of non-finite values of V, int32 [1, H, B, Dv] for an FP8 format (where infinities
+      saturate): the first key of the sequence whose value is NaN, or NO_KEY. For bfloat16
+      [2, H, B, Dv]: the first that is NaN or +inf, and the first that is NaN or -inf.
+    """
+    k_array, k_start = _array_and_start(k)
+    v_array, v_start = _array_and_start(v)
+    num_tokens, heads, k_size = k.shape
+    v_size = v.shape[2]
+    batch = cu_seqlens.shape[0] - 1
+    num_tiles = tiling.max_tiles(num_tokens, batch, block)
+    k_dtype, v_dtype = (fmt.dtype, fmt.dtype) if fmt else (k.dtype, v.dtype)
+    nonfinite = jnp.full((1 if fmt else 2, heads, batch, v_size), NO_KEY, jnp.int32)
+    if num_tiles == 0:
+        return (
+            jnp.zeros((heads, 0, k_size), k_dtype),
+            jnp.zeros((heads, 0, v_size, block), v_dtype),
+            nonfinite,
+        )
+    table = tiling.tile_table(cu_seqlens, block, num_tiles)
+
+    def kernel(  # type: ignore[no-untyped-def]
+        k_ref, v_ref, sequence_ref, row_ref, token_ref, count_ref, k_descale_ref, v_descale_ref, _,
+        k_out_ref, v_out_ref, nonfinite_ref,
+    ):  # fmt: skip
+        head, tile = pl.program_id(0), pl.program_id(1)
+        rows = _Rows(token_ref[tile], count_ref[tile], block)
+        _pack_rows_of_tile(
+            k_ref, k_start, k_size, head, rows, k_descale_ref[head], fmt, k_out_ref, tile * block
+        )
+        lane = jnp.arange(block, dtype=jnp.int32)
+        for column, width in column_chunks(v_size):
+            columns = column + jnp.arange(width, dtype=jnp.int32)
+            values = rows.load(v_ref, head, v_start + columns)
+            values, hidden = _hide_nonfinite(values, fmt)
+            values = _quantize(values, v_descale_ref[head], fmt)
+            v_out_ref[head, tile, columns[:, None], lane[None, :]] = values.T
+            for i, mask in enumerate(hidden):
+                key = row_ref[tile] + lane
+                first = jnp.min(jnp.where(mask, key[:, None], NO_KEY), axis=0)
+
+                @pl.when(jnp.min(first) < NO_KEY)
+                def _(i=i, first=first, columns=columns):  # type: ignore[no-untyped-def]
+                    where = (i, head, sequence_ref[tile], columns)
+                    plgpu.atomic_min(nonfinite_ref, where, first)
+
+    packed: tuple[jax.Array, jax.Array, jax.Array] = pl.pallas_call(
+        kernel,
+        out_shape=(
+            pallas_compat.out_type((heads, num_tiles * block, k_size), k_dtype),
+            pallas_compat.out_type((heads, num_tiles, v_size, block), v_dtype),
+            pallas_compat.out_type(nonfinite.shape, nonfinite.dtype),
+        ),
+        grid=(heads, num_tiles),
+        input_output_aliases={8: 2},
+        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
+        interpret=interpret,
+        name="jaxfp8_pack_context",
+    )(
+        k_array, v_array, table.sequence, table.row, table.token, table.count,
+        k_descale, v_descale, nonfinite,
+    )  # fmt: skip
+    return packed
+
+
+def amax(x: jax.Array | HeadSlice, num_tokens: jax.Array, *, interpret: bool = False) -> jax.Array:
+    """float32 [H]: largest finite |x| of each head over the first `num_tokens` rows, else 0.
+
+    One pass over the data writes the maximum of each block of rows; the few that result are
+    reduced by XLA.
+
+    Args:
+      x: bfloat16 [T, H, D].
+      num_tokens: int32 []; rows past it are not read.
+      interpret: run in Pallas interpret mode.
+    """
+    array, start = _array_and_start(x)
+    capacity, heads, size = x.shape
+    if capacity == 0:
+        return jnp.zeros(heads, jnp.float32)
+    blocks = pl.cdiv(capacity, _AMAX_BLOCK)
+
+    def kernel(x_ref, num_tokens_ref, out_ref):  # type: ignore[no-untyped-def]
+        head, tile = pl.program_id(0), pl.program_id(1)
+        token = tile * _AMAX_BLOCK
+        rows = _Rows(token, num_tokens_ref[0] - token, _AMAX_BLOCK)
+        largest = jnp.float32(0)
+        for column, width in column_chunks(size):
+            values = rows.load(x_ref, head, start + column + jnp.arange(width, dtype=jnp.int32))
+            magnitude = jnp.abs(values.astype(jnp.float32))
+            magnitude = jnp.where(magnitude < jnp.inf, magnitude, 0.0)  # NaN too
+            largest = jnp.maximum(largest, jnp.max(magnitude))
+        out_ref[head, tile] = largest
+
+    partial: jax.Array = pl.pallas_call(
+        kernel,
+        out_shape=pallas_compat.out_type((heads, blocks), jnp.float32),
+        grid=(heads, blocks),
+        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
+        interpret=interpret,
+        name="jaxfp8_amax",
+    )(array, jnp.minimum(num_tokens, capacity).reshape(1))
+    return jnp.max(partial, axis=1)
+
+
+class _Rows:
+    """Rows `token : token + block` of token-major arrays, of which the first `count` exist."""
+
+    def __init__(self, token: jax.Array, count: jax.Array, block: int):
+        row = jnp.arange(block, dtype=jnp.int32)
+        self.token = (token + row)[:, None]
+        self.mask = (row < count)[:, None]
+
+    def load(self, ref: Any, head: jax.Array, columns: jax.Array) -> jax.Array:
+        """[block, columns] of one head; zeros in rows that do not exist."""
+        shape = (self.token.shape[0], columns.shape[0])
+        return plgpu.load(
+            ref.at[self.token, head, columns[None, :]],
+            mask=jnp.broadcast_to(self.mask, shape),
+            other=jnp.zeros(shape, ref.dtype),
+        )
+
+
+def _pack_rows_of_tile(
+    ref: Any,
+    start: int,
+    size: int,
+    head: jax.Array,
+    rows: _Rows,
+    descale: jax.Array,
+    fmt: Fp8Format | None,
+    out_ref: Any,
+    out_row: jax.Array,
+) -> None:
+    lane = out_row + jnp.arange(rows.token.shape[0], dtype=jnp.int32)
+    for column, width in column_chunks(size):
+        columns = column + jnp.arange(width, dtype=jnp.int32)
+        values = rows.load(ref, head, start + columns)
+        out_ref[head, lane[:, None], columns[None, :]] = _quantize(values, descale, fmt)
+
+
+def _quantize(x: jax.Array, descale: jax.Array, fmt: Fp8Format | None) -> jax.Array:
+    if fmt is None or x.dtype == fmt.dtype:
+        return x
+    scaled = pallas_compat.divide(x.astype(jnp.float32), descale)
+    # Not jnp.clip: its Triton lowering turns NaN into a bound.
+    scaled = jnp.where(scaled > fmt.max, fmt.max, scaled)
+    scaled = jnp.where(scaled < -fmt.max, -fmt.max, scaled)
+    return pallas_compat.to_fp8(scaled, fmt)
+
+
+def _hide_nonfinite(x: jax.Array, fmt: Fp8Format | None) -> tuple[jax.Array, Sequence[jax.Array]]:
+    """x with zeros for what the table must tell, and the masks of its rows (see pack_keys...)."""
+    if fmt is not None and x.dtype == fmt.dtype:
+        bits = jax.lax.bitcast_convert_type(x, jnp.uint8)
+        nan = bits == 0x80 if fmt.name == "float8_e4m3fnuz" else (bits & 0x7F) == 0x7F
+        return jax.lax.bitcast_convert_type(jnp.where(nan, 0, bits), x.dtype), [nan]
+    wide = x.astype(jnp.float32)
+    nan = wide != wide
+    if fmt is not None:
+        return jnp.where(nan, 0.0, wide).astype(x.dtype), [nan]
+    above, below = nan | (wide == jnp.inf), nan | (wide == -jnp.inf)
+    return jnp.where(above | below, 0.0, wide).astype(x.dtype), [above, below]
+
+
+def _array_and_start(x: jax.Array | HeadSlice) -> tuple[jax.Array, int]:
+    return (x.array, x.start) if isinstance(x, HeadSlice) else (x, 0)
