@@ -30,13 +30,21 @@ def per_head_amax(x: jax.Array, num_tokens: jax.Array | int | None = None) -> ja
 
 def descale_from_amax(amax: jax.Array, fmt: Fp8Format, margin: float = 1.0) -> jax.Array:
     """float32 [H]: max(amax * margin / fmt.max, MIN_DESCALE)."""
-    return jnp.maximum(
-        amax.astype(jnp.float32) * jnp.float32(margin) / jnp.float32(fmt.max),
-        jnp.float32(MIN_DESCALE),
-    )
+    scaled = divide(amax.astype(jnp.float32) * jnp.float32(margin), jnp.float32(fmt.max))
+    return jnp.maximum(scaled, jnp.float32(MIN_DESCALE))
 
 
 def quantize_per_head(x: jax.Array, descale: jax.Array, fmt: Fp8Format) -> jax.Array:
     """fp8 [T, H, D]: x / descale in float32, clipped to +-fmt.max, rounded to nearest even."""
-    scaled = x.astype(jnp.float32) / descale[:, None]
+    scaled = divide(x.astype(jnp.float32), descale[:, None])
     return jnp.clip(scaled, -fmt.max, fmt.max).astype(fmt.dtype)
+
+
+def divide(x: jax.Array, divisor: jax.Array) -> jax.Array:
+    """x / divisor, correctly rounded, where XLA would do otherwise.
+
+    XLA turns division by a constant or by a broadcast value into multiplication by its reciprocal,
+    one ulp off, and values that lie on a tie of the FP8 format then round to the other side than
+    they do in NumPy, in a kernel, or under another jit. A divisor that depends on x is left alone.
+    """
+    return x / jnp.where(jnp.isnan(x), x, divisor)

@@ -1,0 +1,7 @@
+# SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Eight virtual CPU devices, for shard_map; set before JAX starts its backend."""
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", 8)
