@@ -27,6 +27,7 @@ from jaxfp8.scales import (
 )
 from jaxfp8.scales.fields import from_text, problems_in
 from jaxfp8.scales.identity import values_of
+from jaxfp8.scales.shard import ranks_in_name
 
 _DEPLOYMENT_FIELDS = {
     "model": "name of the model",
@@ -168,7 +169,15 @@ def _fail(message: str) -> int:
     return 1
 
 
+def _require_other(source: str, out: str) -> None:
+    """An artifact is not to be lost because a converted one was written over it."""
+    if os.path.exists(out) and os.path.exists(source) and os.path.samefile(source, out):
+        raise ValueError(f"OUT: expected another file than FILE, got {out!r} for both")
+
+
 def _merge(args: argparse.Namespace) -> int:
+    if ranks_in_name(os.path.basename(args.out)):
+        return _fail(f"OUT: expected another name than that of a shard, got {args.out!r}")
     artifact = merge_folder(args.folder)
     artifact.save(args.out)
     identity = artifact.identity
@@ -248,6 +257,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
+    _require_other(args.file, args.out)
     artifact = ScaleArtifact.read(args.file)
     convention = FORMATS[args.fp8_dtype] if args.fp8_dtype else artifact.fmt
     export(
@@ -303,6 +313,7 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _retarget(args: argparse.Namespace) -> int:
+    _require_other(args.file, args.out)
     artifact = retarget(ScaleArtifact.read(args.file), tp_size=args.tp_size, pp_size=args.pp_size)
     artifact.save(args.out)
     identity = artifact.identity

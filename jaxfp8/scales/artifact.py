@@ -280,7 +280,8 @@ def descale_from_amax(
     amax: npt.NDArray[np.float32], fmt: Fp8Format, *, margin: float
 ) -> npt.NDArray[np.float32]:
     """max(amax * margin / fmt.max, MIN_DESCALE) in float32, as jaxfp8.descale_from_amax."""
-    scaled = amax * np.float32(margin) / np.float32(fmt.max)
+    with np.errstate(over="ignore"):  # becomes infinity, which no artifact may hold
+        scaled = amax * np.float32(margin) / np.float32(fmt.max)
     return np.maximum(scaled, np.float32(MIN_DESCALE))
 
 

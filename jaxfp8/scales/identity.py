@@ -48,6 +48,7 @@ class Identity:
 
     def __post_init__(self) -> None:
         _require_valid(self)
+        object.__setattr__(self, "margin", float(self.margin))
 
     @property
     def fmt(self) -> Fp8Format:

@@ -53,7 +53,8 @@ class LayerAmax:
             )
         for name in ("q", "k", "v"):
             try:
-                array = np.array(getattr(self, name), np.float32)
+                with np.errstate(over="ignore"):  # becomes infinity, refused below
+                    array = np.array(getattr(self, name), np.float32)
             except (TypeError, ValueError):
                 problems.append(f"{name}_amax: expected numbers, got {shown(getattr(self, name))}")
                 continue
