@@ -60,7 +60,11 @@ def _primitive(name: str, abstract_eval: Any, implementation: Any) -> Primitive:
 
 
 _exp2_p = _primitive("jaxfp8_exp2", lambda x: x, jnp.exp2)
-_divide_p = _primitive("jaxfp8_divide", lambda x, _: x, jax.lax.div)
+# XLA turns division by a broadcast value into multiplication by its reciprocal, unless the divisor
+# depends on the dividend.
+_divide_p = _primitive(
+    "jaxfp8_divide", lambda x, _: x, lambda x, y: jax.lax.div(x, jnp.where(jnp.isnan(x), x, y))
+)
 _to_fp8_p = _primitive(
     "jaxfp8_to_fp8",
     lambda x, *, fmt: jax.core.ShapedArray(x.shape, fmt.dtype),

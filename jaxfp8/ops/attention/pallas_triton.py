@@ -40,7 +40,7 @@ class PackedContext:
     Attributes:
       k: [H, tiles * config.block_k, Dqk].
       v: [H, tiles, Dv, config.block_k].
-      nonfinite: int32 [1 or 2, H, B, Dv], where V is not finite.
+      nonfinite: float32 [1 or 2, H, B, Dv], where V is not finite.
       config: what it was packed for.
     """
 
@@ -98,7 +98,7 @@ class PallasTritonBackend:
         spec: AttentionSpec,
     ) -> PackedQuery:
         """See AttentionBackend."""
-        config = self._config()
+        config = self._config(spec)
         values = packing.pack_rows(
             q, cu_seqlens, descale, spec.fmt, block=config.block_q, interpret=self.interpret
         )
@@ -114,7 +114,7 @@ class PallasTritonBackend:
         spec: AttentionSpec,
     ) -> PackedContext:
         """See AttentionBackend."""
-        config = self._config()
+        config = self._config(spec)
         packed = packing.pack_keys_and_values(
             k, v, cu_seqlens, k_descale, v_descale, spec.fmt,
             block=config.block_k, interpret=self.interpret,
@@ -161,8 +161,8 @@ class PallasTritonBackend:
         )
         return AttentionState(out, lse)
 
-    def _config(self) -> KernelConfig:
-        return self.config or default_config(detect_target().arch)
+    def _config(self, spec: AttentionSpec) -> KernelConfig:
+        return self.config or default_config(detect_target().arch, spec.precision)
 
 
 BACKEND = PallasTritonBackend()

@@ -10,7 +10,8 @@ Each program computes one tile of query rows of one head. What makes it fast on 
 - The scores are computed one tile ahead, so that the matrix unit works on the next tile while the
   vector unit does the softmax of this one.
 - softmax scale, descales and log2(e) are one factor, and exp2 is the bare hardware instruction.
-- Tiles that every row sees need no mask and have a loop of their own.
+- Tiles that every row sees need no mask and have a loop of their own. The few others are not
+  worth the registers of scores computed ahead.
 - exp2(s - (m - 7)) puts the probabilities in (0, 128], which FP8 holds without a clamp.
 """
 
@@ -108,7 +109,7 @@ def attend(
       q: [H, q tiles * block_q, Dqk].
       k: [H, kv tiles * block_k, Dqk].
       v: [H, kv tiles, Dv, block_k].
-      nonfinite: int32 [1 or 2, H, B, Dv].
+      nonfinite: float32 [1 or 2, H, B, Dv].
       work: the work table.
       scales: float32 [2, H]: what a raw score is multiplied with to be a base-2 exponent, and
         V's descale.
@@ -128,7 +129,7 @@ def attend(
 
     def kernel(q_ref, k_ref, v_ref, nonfinite_ref, work_ref, scales_ref, out_ref, lse_ref) -> None:  # type: ignore[no-untyped-def]
         program = pl.program_id(0)
-        head, tile = program // num_tiles, program % num_tiles
+        head, tile = lax.div(program, num_tiles), lax.rem(program, num_tiles)
         todo = [work_ref[i, tile] for i in range(8)]
         m, total, acc = _attend_tiles(
             q_ref, k_ref, v_ref, head, tile, todo, scales_ref[0, head],
@@ -186,8 +187,8 @@ def _attend_tiles(
     chunks = column_chunks(q_ref.shape[2])
 
     # The bounds let the compiler prove that offsets fit 32 bits, and use buffer loads.
-    head = jnp.minimum(head, q_ref.shape[0] - 1)
-    q_row = jnp.minimum(tile, q_ref.shape[1] // block_q - 1) * block_q
+    head = jnp.clip(head, 0, q_ref.shape[0] - 1)
+    q_row = jnp.clip(tile, 0, q_ref.shape[1] // block_q - 1) * block_q
     row = jnp.arange(block_q, dtype=jnp.int32)
     q = [
         q_ref[head, (q_row + row)[:, None], (start + jnp.arange(size, dtype=jnp.int32))[None, :]]
@@ -197,6 +198,7 @@ def _attend_tiles(
     key = jnp.arange(block_k, dtype=jnp.int32)
     if config.permute_keys:  # in each group of 16, quads 1 and 2 change places
         key = (key & ~12) | ((key & 4) << 1) | ((key & 8) >> 1)
+    lane_bit = 8 if config.permute_keys else 4
 
     def scores(t: jax.Array) -> jax.Array:
         keys = (jnp.clip(t, 0, num_kv_tiles - 1) * block_k + key)[None, :]
@@ -211,7 +213,7 @@ def _attend_tiles(
         return jnp.min(s, axis=1) if negative_scale else jnp.max(s, axis=1)
 
     def probabilities(p: jax.Array) -> jax.Array:
-        p = p.astype(jnp.bfloat16) if fmt is None else pallas_compat.to_fp8(p, fmt)
+        p = _to_bfloat16(p) if fmt is None else pallas_compat.to_fp8(p, fmt)
         if config.permute_keys:
             p = p.reshape(block_q, block_k // 16, 2, 2, 4).transpose(0, 1, 3, 2, 4)
             p = p.reshape(block_q, block_k)
@@ -238,30 +240,47 @@ def _attend_tiles(
         v = load_v(t)
         m_new = jnp.maximum(m, s_max * scale - _P_EXPONENT)
         p = pallas_compat.exp2(s * scale - m_new[:, None])
-        m, total, acc = update(m, total, acc, m_new, p, v)
-        s = scores(t + 1)
+        if config.scores_first:
+            s = scores(t + 1)
+            m, total, acc = update(m, total, acc, m_new, p, v)
+        else:
+            m, total, acc = update(m, total, acc, m_new, p, v)
+            s = scores(t + 1)
         return m, total, acc, s, largest(s)
 
     visible = _visible_keys(todo, row, causal)[:, None]
 
     def masked_tile(t: jax.Array, carry: Any) -> Any:
-        m, total, acc, s = carry
+        m, total, acc = carry
+        s = scores(t)
         v = load_v(t)
-        keys = (t - todo[_FIRST]) * block_k + key
+        # Of a key's bits, lanes differ in one alone. With that one on the right, the left is a
+        # constant of each register, where key < bound would hold a register for each score.
+        bound = visible - (t - todo[_FIRST]) * block_k
+        mask = (key & ~lane_bit)[None, :] < bound - (key & lane_bit)[None, :]
         # Scaled first, masked then: right for a scale of any sign, and for 0.
-        s = jnp.where(keys[None, :] < visible, s * scale, -jnp.inf)
+        s = jnp.where(mask, s * scale, -jnp.inf)
         m_new = jnp.maximum(m, jnp.max(s, axis=1) - _P_EXPONENT)
         p = pallas_compat.exp2(s - m_new[:, None])
         m, total, acc = update(m, total, acc, m_new, p, v)
-        return m, total, acc, scores(t + 1)
+        return m, total, acc
 
     s = scores(todo[_FIRST])
     zeros = jnp.zeros((block_q,), jnp.float32)
     acc = jnp.zeros((block_q, v_size), jnp.float32)
     carry = (zeros + _NO_MAXIMUM, zeros, acc, s, largest(s))
-    m, total, acc, s, _ = lax.fori_loop(todo[_FIRST], todo[_FULL], full_tile, carry)
-    m, total, acc, _ = lax.fori_loop(todo[_FULL], todo[_END], masked_tile, (m, total, acc, s))
+    m, total, acc, *_ = lax.fori_loop(todo[_FIRST], todo[_FULL], full_tile, carry)
+    m, total, acc = lax.fori_loop(todo[_FULL], todo[_END], masked_tile, (m, total, acc))
     return m, total, acc
+
+
+def _to_bfloat16(x: jax.Array) -> jax.Array:
+    """Positive float32 to bfloat16, ties away from zero: an addition and a byte selection.
+
+    gfx942 has no conversion instruction, and the compiler's own sequence takes seven.
+    """
+    bits = (lax.bitcast_convert_type(x, jnp.uint32) + 0x8000) >> 16
+    return lax.bitcast_convert_type(bits.astype(jnp.uint16), jnp.bfloat16)
 
 
 def _visible_keys(todo: list[jax.Array], row: jax.Array, causal: bool) -> jax.Array:
@@ -273,7 +292,7 @@ def _visible_keys(todo: list[jax.Array], row: jax.Array, causal: bool) -> jax.Ar
 
 def _add_nonfinite(out: jax.Array, first: list[jax.Array], visible: jax.Array) -> jax.Array:
     """Adds what the packed V left out: NaN, or infinities, in the rows that see one."""
-    seen = [keys[None, :] < visible[:, None] for keys in first]
+    seen = [keys[None, :] < visible.astype(jnp.float32)[:, None] for keys in first]
     if len(seen) == 1:
         return jnp.where(seen[0], jnp.nan, out)
     above, below = seen

@@ -14,6 +14,7 @@ there, and a table says which rows must become NaN or infinite after all (`Nonfi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ from jaxfp8.formats import Fp8Format
 from jaxfp8.head_slice import HeadSlice
 from jaxfp8.ops.attention import tiling
 
-NO_KEY = 2**31 - 1
+NO_KEY = math.inf
 """What the table of non-finite values holds where there is none."""
 
 _AMAX_BLOCK = 128
@@ -113,9 +114,10 @@ def pack_keys_and_values(
 
     Returns:
       K [H, tiles * block, Dqk]; V [H, tiles, Dv, block] with zeros for what is not finite; and the
-      table of non-finite values of V, int32 [1, H, B, Dv] for an FP8 format (where infinities
+      table of non-finite values of V, float32 [1, H, B, Dv] for an FP8 format (where infinities
       saturate): the first key of the sequence whose value is NaN, or NO_KEY. For bfloat16
-      [2, H, B, Dv]: the first that is NaN or +inf, and the first that is NaN or -inf.
+      [2, H, B, Dv]: the first that is NaN or +inf, and the first that is NaN or -inf. It is
+      float32, exact up to 2**24 keys, because Pallas lowers no atomic minimum of integer arrays.
     """
     k_array, k_start = _array_and_start(k)
     v_array, v_start = _array_and_start(v)
@@ -124,7 +126,7 @@ def pack_keys_and_values(
     batch = cu_seqlens.shape[0] - 1
     num_tiles = tiling.max_tiles(num_tokens, batch, block)
     k_dtype, v_dtype = (fmt.dtype, fmt.dtype) if fmt else (k.dtype, v.dtype)
-    nonfinite = jnp.full((1 if fmt else 2, heads, batch, v_size), NO_KEY, jnp.int32)
+    nonfinite = jnp.full((1 if fmt else 2, heads, batch, v_size), NO_KEY, jnp.float32)
     if num_tiles == 0:
         return (
             jnp.zeros((heads, 0, k_size), k_dtype),
@@ -150,7 +152,7 @@ def pack_keys_and_values(
             values = _quantize(values, v_descale_ref[head], fmt)
             v_out_ref[head, tile, columns[:, None], lane[None, :]] = values.T
             for i, mask in enumerate(hidden):
-                key = row_ref[tile] + lane
+                key = (row_ref[tile] + lane).astype(jnp.float32)
                 first = jnp.min(jnp.where(mask, key[:, None], NO_KEY), axis=0)
 
                 @pl.when(jnp.min(first) < NO_KEY)
