@@ -18,6 +18,7 @@ def pytest_test(name, src, deps = [], data = [], **kwargs):
         main = "//bazel:pytest_main.py",
         args = ["%s/%s" % (native.package_name(), src)],
         data = data + ["//:pyproject.toml", "@python_env//:packages.txt"],
+        legacy_create_init = False,
         python_version = "PY3",
         deps = deps,
         **kwargs
