@@ -16,6 +16,7 @@ install = $(VENV)/bin/pip install --disable-pip-version-check -c $(VENV)/constra
 installed = $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
 .PHONY: help demo test lint clean
+.NOTPARALLEL:
 
 help:
 	@echo 'make demo    install, then prefill a long text in BF16 and FP8 and compare (about 2 minutes)'
