@@ -1,0 +1,148 @@
+# SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The demo's results as text and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from typing import Any
+
+import jax
+
+import jaxfp8
+from jaxfp8.demo import layer as mla
+from jaxfp8.demo.needles import Needle
+from jaxfp8.demo.outcome import Outcome, shown
+from jaxfp8.demo.static_scales import MARGIN
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What was run.
+
+    Attributes:
+      text: name of the text.
+      context: number of tokens of the context.
+      segment: capacity of a segment.
+      new_tokens: number of new tokens.
+      calibration_tokens: number of tokens that the static scales were calibrated on.
+      seed: of weights and needles.
+      fmt: the FP8 format.
+      needles: what was hidden.
+    """
+
+    text: str
+    context: int
+    segment: int
+    new_tokens: int
+    calibration_tokens: int
+    seed: int
+    fmt: jaxfp8.Fp8Format
+    needles: tuple[Needle, ...]
+
+
+def heading(setting: Setting) -> str:
+    """What is about to run, in a few lines."""
+    segments = -(-setting.context // setting.segment)
+    rows = {
+        "text": f"{setting.text}, a byte a token",
+        "prefill": f"{setting.new_tokens:,} new tokens over {setting.context:,} cached ones, in "
+        f"segments of {setting.segment:,} ({segments})",
+        "layer": f"gated MLA, {mla.NUM_HEADS} heads, {mla.QK_HEAD_DIM}/{mla.V_HEAD_DIM} channels, "
+        f"weights drawn with seed {setting.seed}",
+        "scales": f"static ones from {setting.calibration_tokens:,} other tokens of the text, "
+        f"margin {MARGIN}, {setting.fmt}",
+        "device": f"{jax.devices()[0].device_kind}, JAX {jax.__version__}",
+    }
+    return "\n".join(f"{name:8}{value}" for name, value in rows.items())
+
+
+def table(setting: Setting, outcomes: list[Outcome]) -> str:
+    """The errors of all passes, and the words that they read."""
+    rows = [["", "error", "bound", "LSE error", "bound", "needles", "K/V bytes", "seconds"]]
+    for outcome in outcomes:
+        rows.append(
+            [
+                outcome.name,
+                f"{outcome.relative_error:.4f}",
+                f"{outcome.bounds.relative:.4f}",
+                f"{outcome.lse_error:.2g}",
+                f"{outcome.bounds.lse:.2g}",
+                f"{outcome.num_found}/{len(outcome.needles)}",
+                f"{outcome.result.segment_bytes:,}",
+                f"{outcome.result.seconds:.2f}",
+            ]
+        )
+    words = [["Needle", *(outcome.name for outcome in outcomes)]]
+    for i, needle in enumerate(setting.needles):
+        words.append(
+            [f"{needle.depth} %  {shown(needle.word)}", *(shown(o.words[i]) for o in outcomes)]
+        )
+    emulated = jax.devices()[0].platform == "cpu"
+    return (
+        f"{_aligned(rows)}\n\n"
+        "error: |out - exact| / |exact| against attention in float64; LSE error: the largest;\n"
+        "bound: what rounding to the format explains; K/V bytes: of one segment; seconds: of the\n"
+        f"attention, compiled{' (a CPU emulates FP8, at no gain of time)' if emulated else ''}\n\n"
+        f"{_aligned(words)}"
+    )
+
+
+def as_json(setting: Setting, outcomes: list[Outcome]) -> dict[str, Any]:
+    """All that the table says, and the error of each head."""
+    return {
+        "text": setting.text,
+        "context": setting.context,
+        "segment": setting.segment,
+        "new_tokens": setting.new_tokens,
+        "calibration_tokens": setting.calibration_tokens,
+        "calibration_margin": MARGIN,
+        "seed": setting.seed,
+        "num_heads": mla.NUM_HEADS,
+        "qk_head_dim": mla.QK_HEAD_DIM,
+        "v_head_dim": mla.V_HEAD_DIM,
+        "fp8_format": setting.fmt.name,
+        "device": jax.devices()[0].device_kind,
+        "versions": {
+            "jaxfp8": jaxfp8.__version__,
+            "jax": jax.__version__,
+            "python": platform.python_version(),
+        },
+        "passes": [
+            {
+                "name": outcome.name,
+                "relative_error": outcome.relative_error,
+                "relative_error_bound": outcome.bounds.relative,
+                "lse_error": outcome.lse_error,
+                "lse_error_bound": outcome.bounds.lse,
+                "relative_error_by_head": outcome.head_errors.tolist(),
+                "needles": [
+                    {
+                        "depth_percent": needle.depth,
+                        "planted": shown(needle.word),
+                        "read": shown(word),
+                        "found": word == needle.word,
+                    }
+                    for needle, word in zip(outcome.needles, outcome.words, strict=True)
+                ],
+                "backend": outcome.result.backend,
+                "segment_kv_bytes": outcome.result.segment_bytes,
+                "seconds": outcome.result.seconds,
+                "failures": outcome.failures,
+            }
+            for outcome in outcomes
+        ],
+    }
+
+
+def _aligned(rows: list[list[str]]) -> str:
+    """Rows of text in columns: the first to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            [row[0].ljust(widths[0])]
+            + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        ).rstrip()
+        for row in rows
+    )
