@@ -390,7 +390,7 @@ def test_an_identity_that_cannot_be(changes, message):
 
 
 def test_every_field_of_an_identity_that_is_wrong_is_named():
-    with pytest.raises(ValueError, match="revision: .*; tp_size: .*; margin: "):
+    with pytest.raises(ValueError, match=r"revision: .*; tp_size: .*; margin: "):
         builders.identity(revision="main", tp_size=-1, margin=0)
 
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -170,7 +171,7 @@ def test_all_problems_are_in_one_error():
     ],
 )
 def test_what_is_not_a_shard_at_all(text):
-    with pytest.raises(ScaleArtifactError, match="JSON|schema"):
+    with pytest.raises(ScaleArtifactError, match=r"JSON|schema"):
         RankShard.from_json(text)
 
 
@@ -236,8 +237,8 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path):
 def test_both_names_of_one_rank_are_one_too_many(tmp_path):
     for shard in builders.shards():
         path = shard.save(tmp_path)
-    (tmp_path / "kimi-k3-fp8-scales-pp01-tp01.json").write_text(open(path).read())
-    with pytest.raises(ScaleArtifactError, match="pp_rank 1 tp_rank 1: 2 shards: fp8-.*, kimi-k3"):
+    (tmp_path / "kimi-k3-fp8-scales-pp01-tp01.json").write_text(Path(path).read_text())
+    with pytest.raises(ScaleArtifactError, match=r"pp_rank 1 tp_rank 1: 2 shards: fp8-.*, kimi-k3"):
         merge_folder(tmp_path)
 
 
