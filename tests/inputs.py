@@ -34,8 +34,26 @@ def qkv(
     return draw(tokens_q, qk_head_dim), draw(tokens_k, qk_head_dim), draw(tokens_k, v_head_dim)
 
 
-def poison(x: np.ndarray, from_token: int) -> np.ndarray:
-    """x with NaN in every row from `from_token` on: what lies past cu_seqlens[-1]."""
-    x = x.copy()
-    x[from_token:] = np.nan
-    return x
+CAPACITY_Q, CAPACITY_K, MAX_SEQUENCES = 192, 704, 6
+
+
+def with_capacity(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, lengths_q: Sequence[int], lengths_k: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """q, k, v, cu_seqlens_q, cu_seqlens_k of one size for all batches: sequences that are empty at
+    the end, and tokens that are NaN past the end. One size compiles once.
+    """
+    empty = [0] * (MAX_SEQUENCES - len(lengths_q))
+    return (
+        with_tail(q, CAPACITY_Q),
+        with_tail(k, CAPACITY_K),
+        with_tail(v, CAPACITY_K),
+        cu_seqlens([*lengths_q, *empty]),
+        cu_seqlens([*lengths_k, *empty]),
+    )
+
+
+def with_tail(x: np.ndarray, capacity: int) -> np.ndarray:
+    """x [T, H, D] in front of NaN, [capacity, H, D]."""
+    tail = np.full((capacity - x.shape[0], *x.shape[1:]), np.nan, x.dtype)
+    return np.concatenate([x, tail])

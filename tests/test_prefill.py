@@ -10,7 +10,7 @@ import pytest
 
 import jaxfp8
 from tests import oracle
-from tests.inputs import cu_seqlens, poison, qkv
+from tests.inputs import CAPACITY_K, CAPACITY_Q, cu_seqlens, qkv, with_capacity
 from tests.tolerances import P_RMS, assert_attention, relative_error
 
 BACKENDS = ("xla", "interpret")
@@ -45,21 +45,30 @@ def check(backend, q, k, v, cu_q, cu_k, *, causal, precision, fmt=FNUZ):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("precision", ["fp8", "bf16"])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(
-    "lengths_q, lengths_k",
-    [
+def test_ragged_batches(backend, precision, causal):
+    rng = np.random.default_rng(causal)
+    for lengths_q, lengths_k in [
         ([130], [70]),
         ([1, 0, 129, 3, 40], [65, 20, 0, 2, 257]),
         ([0, 0, 7], [0, 31, 7]),
         ([64, 127, 1], [64, 128, 300]),
-    ],
-)
-def test_ragged_batches(backend, precision, causal, lengths_q, lengths_k):
-    rng = np.random.default_rng(len(lengths_q) + causal)
-    q, k, v = qkv(rng, sum(lengths_q), sum(lengths_k))
+        ([CAPACITY_Q], [CAPACITY_K]),
+        ([191], [1]),
+    ]:
+        arrays = qkv(rng, sum(lengths_q), sum(lengths_k))
+        batch = with_capacity(*arrays, lengths_q, lengths_k)
+        check(backend, *batch, causal=causal, precision=precision)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
+def test_arrays_that_just_fit(backend, precision):
+    """No token past the end, sizes that are no multiple of any tile."""
+    lengths_q, lengths_k = [70, 1, 60], [0, 67, 66]
+    q, k, v = qkv(np.random.default_rng(2), sum(lengths_q), sum(lengths_k))
     check(
         backend, q, k, v, cu_seqlens(lengths_q), cu_seqlens(lengths_k),
-        causal=causal, precision=precision,
+        causal=True, precision=precision,
     )  # fmt: skip
 
 
@@ -99,19 +108,6 @@ def test_rounding_error_is_that_of_fp8_weights():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("precision", ["fp8", "bf16"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_tokens_past_the_end_are_never_read(backend, precision, causal):
-    rng = np.random.default_rng(7)
-    cu_q, cu_k = cu_seqlens([33, 0, 60]), cu_seqlens([100, 9, 61])
-    q, k, v = qkv(rng, 150, 200)
-    q, k, v = poison(q, 93), poison(k, 170), poison(v, 170)
-    state, _ = check(backend, q, k, v, cu_q, cu_k, causal=causal, precision=precision)
-    assert not np.asarray(state.out[93:]).any()
-    assert (np.asarray(state.lse[:, 93:]) == -np.inf).all()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("precision", ["fp8", "bf16"])
 @pytest.mark.parametrize(
     "tokens_q, tokens_k, lengths_q, lengths_k",
     [(0, 0, [], []), (5, 7, [], []), (0, 40, [0], [40]), (9, 0, [9], [0]), (9, 40, [9], [0])],
@@ -133,15 +129,15 @@ def test_nothing_to_attend(backend, precision, tokens_q, tokens_k, lengths_q, le
 @pytest.mark.parametrize("where", ["q", "k", "v"])
 def test_nan_stays_in_the_rows_that_see_it(backend, precision, where):
     rng = np.random.default_rng(11)
-    cu_q, cu_k = cu_seqlens([40, 90]), cu_seqlens([100, 90])
     q, k, v = qkv(rng, 130, 190)
     q[5, 0, 3] = np.nan if where == "q" else q[5, 0, 3]
     if where == "k":
         k[100 + 70, 1, 9] = np.nan  # Seen by rows 70 ... 89 of the second sequence.
     if where == "v":
         v[100 + 70, 1, 9] = np.nan
-    state, _ = check(backend, q, k, v, cu_q, cu_k, causal=True, precision=precision)
-    nan = np.isnan(np.asarray(state.out, np.float32))
+    batch = with_capacity(q, k, v, [40, 90], [100, 90])
+    state, _ = check(backend, *batch, causal=True, precision=precision)
+    nan = np.isnan(np.asarray(state.out[:130], np.float32))
     want = np.zeros_like(nan)
     if where == "q":
         want[5, 0, :] = True
@@ -158,17 +154,14 @@ def test_infinities_saturate(backend):
     rng = np.random.default_rng(12)
     q, k, v = qkv(rng, 20, 60)
     q[3, 0, 5], k[7, 1, 8], v[9, 0, 2], v[10, 1, 2] = np.inf, -np.inf, np.inf, -np.inf
-    check(
-        backend, q, k, v, cu_seqlens([20]), cu_seqlens([60]), causal=False, precision="fp8"
-    )
+    check(backend, *with_capacity(q, k, v, [20], [60]), causal=False, precision="fp8")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_static_scales_that_saturate(backend):
-    rng = np.random.default_rng(13)
-    q, k, v = qkv(rng, 20, 60)
-    cu_q, cu_k = cu_seqlens([20]), cu_seqlens([60])
-    scales = [0.2 * oracle.descale(x, FNUZ) for x in (q, k, v)]
+    arrays = qkv(np.random.default_rng(13), 20, 60)
+    scales = [0.2 * oracle.descale(x, FNUZ) for x in arrays]
+    q, k, v, cu_q, cu_k = with_capacity(*arrays, [20], [60])
     state = jaxfp8.prefill_attention(
         q, k, v, cu_q, cu_k, causal=True, scales=jaxfp8.LayerScales(*scales), backend=backend
     )
@@ -178,10 +171,9 @@ def test_static_scales_that_saturate(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_static_scales_equal_to_the_dynamic_ones_change_no_bit(backend):
-    rng = np.random.default_rng(14)
-    q, k, v = qkv(rng, 20, 60)
-    cu_q, cu_k = cu_seqlens([20]), cu_seqlens([60])
-    scales = jaxfp8.LayerScales(*(oracle.descale(x, FNUZ) for x in (q, k, v)))
+    arrays = qkv(np.random.default_rng(14), 20, 60)
+    scales = jaxfp8.LayerScales(*(oracle.descale(x, FNUZ) for x in arrays))
+    q, k, v, cu_q, cu_k = with_capacity(*arrays, [20], [60])
     static, dynamic = (
         jaxfp8.prefill_attention(q, k, v, cu_q, cu_k, causal=True, scales=s, backend=backend)
         for s in (scales, None)
@@ -194,12 +186,13 @@ def test_static_scales_equal_to_the_dynamic_ones_change_no_bit(backend):
 def test_arrays_already_fp8(backend):
     rng = np.random.default_rng(15)
     arrays = qkv(rng, 20, 60)
-    cu_q, cu_k = cu_seqlens([20]), cu_seqlens([60])
     descales = [oracle.descale(x, FNUZ) for x in arrays]
     stored = [oracle.quantize(x, d, FNUZ) for x, d in zip(arrays, descales, strict=True)]
     scales = jaxfp8.LayerScales(*descales)
     once, twice = (
-        jaxfp8.prefill_attention(*xs, cu_q, cu_k, causal=True, scales=scales, backend=backend)
+        jaxfp8.prefill_attention(
+            *with_capacity(*xs, [20], [60]), causal=True, scales=scales, backend=backend
+        )
         for xs in (arrays, stored)
     )
     np.testing.assert_array_equal(once.out, twice.out)
@@ -227,10 +220,8 @@ def test_softmax_scale(backend, precision):
 @pytest.mark.parametrize("precision", ["fp8", "bf16"])
 def test_head_slices_are_read_in_place(backend, precision):
     """V as columns 128 ... 255 of kv_nope [T, H, 256], as serving stacks hold it."""
-    rng = np.random.default_rng(17)
-    q, k, v = qkv(rng, 20, 60)
+    q, k, v, cu_q, cu_k = with_capacity(*qkv(np.random.default_rng(17), 20, 60), [20], [60])
     kv_nope = np.concatenate([k[:, :, :128], v], axis=2)
-    cu_q, cu_k = cu_seqlens([20]), cu_seqlens([60])
     sliced, plain = (
         jaxfp8.prefill_attention(
             q, k, values, cu_q, cu_k, causal=True, precision=precision, backend=backend
@@ -243,17 +234,16 @@ def test_head_slices_are_read_in_place(backend, precision):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_parts_give_what_the_whole_gives(backend):
-    rng = np.random.default_rng(18)
-    q, k, v = qkv(rng, 20, 60)
-    cu_q, cu_k = cu_seqlens([12, 8]), cu_seqlens([29, 31])
+    arrays = qkv(np.random.default_rng(18), 20, 60)
+    q, k, v, cu_q, cu_k = with_capacity(*arrays, [12, 8], [29, 31])
     whole = jaxfp8.prefill_attention(q, k, v, cu_q, cu_k, causal=True, backend=backend)
     query = jaxfp8.quantize_query(q, cu_q, backend=backend)
     context = jaxfp8.quantize_context(k, v, cu_k, backend=backend)
     state = jaxfp8.attend(query, context, causal=True)
     np.testing.assert_array_equal(state.out, whole.out)
     np.testing.assert_array_equal(state.lse, whole.lse)
-    np.testing.assert_array_equal(query.descale, oracle.descale(q, FNUZ))
-    np.testing.assert_array_equal(context.v_descale, oracle.descale(v, FNUZ))
+    np.testing.assert_array_equal(query.descale, oracle.descale(arrays[0], FNUZ))
+    np.testing.assert_array_equal(context.v_descale, oracle.descale(arrays[2], FNUZ))
 
 
 @pytest.mark.parametrize("precision", ["fp8", "bf16"])
