@@ -16,6 +16,7 @@ from jaxfp8.targets import Target
 _MODULES = {
     "xla": "jaxfp8.ops.attention.reference",
     "pallas_triton": "jaxfp8.ops.attention.pallas_triton",
+    "pallas_mosaic_gpu": "jaxfp8.ops.attention.pallas_mosaic_gpu",
     "interpret": "jaxfp8.ops.attention.interpret",
 }
 

@@ -1,0 +1,159 @@
+# SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The Hopper backend: Pallas lowered through Mosaic GPU, for sm90.
+
+pallas_mosaic_gpu_kernel.py is the kernel, pallas_mosaic_gpu_schedule.py its task table,
+ops/quantize/pallas_mosaic_gpu.py the packing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jaxfp8.formats import E4M3FN
+from jaxfp8.head_slice import HeadSlice
+from jaxfp8.ops.attention import pallas_mosaic_gpu_kernel as kernels
+from jaxfp8.ops.attention import pallas_mosaic_gpu_schedule as schedule
+from jaxfp8.ops.attention.base import AttentionSpec, QuantizedContext, QuantizedQuery
+from jaxfp8.ops.quantize import pallas_mosaic_gpu as packing
+from jaxfp8.states import AttentionState
+from jaxfp8.targets import Target
+
+_HEAD_DIMS = ((192, 128), (128, 128))
+
+_FP8_CONFIG = kernels.KernelConfig(block_kv=128, consumers=2, stages=3)
+_BF16_CONFIG = kernels.KernelConfig(block_kv=128, consumers=2, stages=2)
+
+# Multiprocessors of an H100 or H200 (SXM); a chip with fewer runs the same grid in turns.
+_NUM_SMS = 132
+
+# No piece of a KV split is shorter than this many blocks: its prologue would cost more than the
+# idle multiprocessors it occupies.
+_MIN_PART_BLOCKS = 4
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PackedContext:
+    """Keys and values in the kernel's layouts; see ops/quantize/pallas_mosaic_gpu.py."""
+
+    k: jax.Array
+    v: jax.Array
+    first_nan: jax.Array
+
+
+def _num_parts(num_tokens: int, num_keys: int, num_heads: int, config: kernels.KernelConfig) -> int:
+    """Pieces to cut the keys into so that the tiles occupy every multiprocessor."""
+    tiles = max(1, -(-num_tokens // config.block_q)) * num_heads
+    blocks = -(-num_keys // config.block_kv)
+    return max(1, min(_NUM_SMS // tiles, blocks // _MIN_PART_BLOCKS))
+
+
+def _merge_parts(out: jax.Array, lse: jax.Array) -> AttentionState:
+    """Merge float32 [P, Tq, H, Dv] and [P, H, Tq] by their log-sum-exps."""
+    top = jnp.max(lse, axis=0)
+    top = jnp.where(jnp.isneginf(top), 0.0, top)
+    weights = jnp.exp(lse - top)
+    total = jnp.sum(weights, axis=0)
+    share = weights / jnp.where(total == 0, 1.0, total)
+    merged = jnp.sum(share.transpose(0, 2, 1)[..., None] * out, axis=0)
+    return AttentionState(merged.astype(jnp.bfloat16), top + jnp.log(total))
+
+
+class MosaicGpuBackend:
+    """Attention on Hopper's matrix units; ops/attention/base.py says what a backend provides."""
+
+    name = "pallas_mosaic_gpu"
+
+    def unsupported(self, spec: AttentionSpec, target: Target) -> str | None:
+        """Why the request cannot be served; None if it can."""
+        if target.arch != "sm90":
+            return f"needs an NVIDIA Hopper GPU (sm90), and the target is {target.arch}"
+        if spec.precision == "fp8" and spec.fmt != E4M3FN:
+            return f"Hopper's FP8 is {E4M3FN}, not {spec.fmt}"
+        served = [dv for dqk, dv in _HEAD_DIMS if dqk == spec.qk_head_dim]
+        if not served or spec.v_head_dim not in (None, *served):
+            return (
+                f"head dims ({spec.qk_head_dim}, {spec.v_head_dim}) have no kernel; "
+                f"served are {', '.join(map(str, _HEAD_DIMS))}; use backend='xla'"
+            )
+        return None
+
+    def amax(self, x: jax.Array | HeadSlice, num_tokens: jax.Array) -> jax.Array:
+        """float32 [H]: largest finite |x| of each head over the first `num_tokens` rows."""
+        return packing.amax(x, num_tokens)
+
+    def pack_query(
+        self,
+        q: jax.Array | HeadSlice,
+        cu_seqlens: jax.Array,
+        descale: jax.Array,
+        spec: AttentionSpec,
+    ) -> jax.Array:
+        """[H, Tq rounded up, Dqk]."""
+        return packing.pack_query(q, cu_seqlens, descale, spec.fmt)
+
+    def pack_context(
+        self,
+        k: jax.Array | HeadSlice,
+        v: jax.Array | HeadSlice,
+        cu_seqlens: jax.Array,
+        k_descale: jax.Array,
+        v_descale: jax.Array,
+        spec: AttentionSpec,
+    ) -> PackedContext | None:
+        """The context packed; None where there is no room for a key."""
+        if k.shape[0] == 0 or cu_seqlens.shape[0] == 1:
+            return None
+        return PackedContext(
+            *packing.pack_context(k, v, cu_seqlens, k_descale, v_descale, spec.fmt)
+        )
+
+    def attend(
+        self,
+        query: QuantizedQuery,
+        context: QuantizedContext,
+        *,
+        causal: bool,
+        softmax_scale: float,
+    ) -> AttentionState:
+        """Attention of packed queries over a packed context."""
+        num_tokens, num_heads = query.num_tokens, query.spec.num_heads
+        packed: PackedContext = context.data
+        config = _FP8_CONFIG if query.spec.precision == "fp8" else _BF16_CONFIG
+        parts = _num_parts(num_tokens, context.num_tokens, num_heads, config)
+        one_length = not causal and query.cu_seqlens.shape[0] == 2
+        tasks = schedule.attention_tasks(
+            query.cu_seqlens,
+            context.cu_seqlens,
+            num_tokens,
+            block_q=config.block_q,
+            block_kv=config.block_kv,
+            causal=causal,
+            parts=parts,
+            longest_first=not one_length,
+        )
+        # A scale of 0 would turn masked scores, -inf, into NaN.
+        exponent = query.descale * context.k_descale * (softmax_scale * kernels.LOG2_E)
+        scales = jnp.stack([jnp.maximum(exponent, 1e-30), context.v_descale], axis=1)
+        out, lse = kernels.attention_kernel(
+            query.data,
+            packed.k,
+            packed.v,
+            packed.first_nan,
+            tasks,
+            scales.astype(jnp.float32),
+            config=config,
+            causal=causal,
+            parts=parts,
+            head_major=one_length,
+            num_blocks=min(_NUM_SMS, (tasks.shape[0] - 1) * num_heads),
+            num_tokens=num_tokens,
+        )
+        return AttentionState(out, lse) if parts == 1 else _merge_parts(out, lse)
+
+
+BACKEND = MosaicGpuBackend()

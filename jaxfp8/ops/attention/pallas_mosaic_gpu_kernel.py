@@ -1,0 +1,629 @@
+# SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The Hopper attention kernel: a persistent Pallas Mosaic GPU kernel for FP8 and BF16.
+
+One block an SM works through a list of tasks (pallas_mosaic_gpu_schedule.py); a task is one head's
+tile of query rows against a run of key blocks. One warpgroup only loads: K and V blocks, through
+TMA, into rings of `stages` slots. Each consumer warpgroup owns 64 of the tile's rows. For key block
+t it issues S(t) = Q K(t)' and O += P(t-1) V(t-1) back to back, and runs the softmax of S(t) while
+the second product and the other consumers' products execute; named barriers make the consumers
+take turns at issuing. Within a block, the row maxima are found while the second product runs, and
+the exponentials, which the special function unit limits, share their time with the accumulation.
+
+P stays in registers. The accumulator of S gives a thread columns 2t, 2t+1 of every 8; as the A
+operand of the second product, bfloat16 wants just those, e4m3 wants columns 4t .. 4t+3 of every 16.
+So the packer stores V's keys permuted in groups of 16 for e4m3 (KEY_ORDER), and no data moves
+between threads.
+
+Key blocks are visited from the last to the first: those that need a mask (the causal diagonal, the
+end of the sequence) come first, and the long loop over the others has none. Blocks may run past the
+end of a sequence into the next one's keys; these are masked, and as P is then 0 and the packed V
+is finite everywhere, they add nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.mosaic.gpu import utils
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir.dialects import arith
+
+from jaxfp8.ops.attention import pallas_mosaic_gpu_emit as emit
+
+LOG2_E = math.log2(math.e)
+
+KEY_GRANULE = 32
+"""Keys in a granule of packed V; sequences begin on a granule."""
+
+KEY_ORDER = tuple(2 * t + (r & 1) + 8 * (r >> 1) for t in range(4) for r in range(4))
+"""Position i of each 16 keys of e4m3 V holds key KEY_ORDER[i]."""
+
+# Initial row maximum, in units of the scores: finite, so that a row whose keys are all masked
+# gives exp2(-inf) = 0 and not NaN, and below any score of FP8 operands.
+_LOWEST = -1e30
+
+# P is stored as exp2(score - max + 8): 256 at most, within e4m3's 448, so nothing clips. The same
+# factor is in the sum, so the quotient does not change.
+_P_SHIFT = 8.0
+
+# Fields of a task: the first row of its tile (a multiple of 8: the copy engine's tiles), the rows
+# to skip at its start and the row it ends before, where its sequence's packed keys begin, its first
+# key block and their number, the sequence's keys, the keys that the tile's first row sees (may be
+# negative), the sequence, and which piece of a split it is.
+Q_ROW, SKIP, ROWS, KV_ROW, FIRST_BLOCK, BLOCKS, KEYS, ROW_LIMIT, SEQUENCE, PART = range(10)
+TASK_FIELDS = 10
+Q_ALIGNMENT = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelConfig:
+    """Tile sizes.
+
+    Attributes:
+      block_kv: keys a block; a multiple of KEY_GRANULE.
+      consumers: warpgroups of 64 query rows: 2 (up to 240 registers a thread) or 3 (160).
+      stages: slots of the K and V rings.
+    """
+
+    block_kv: int
+    consumers: int
+    stages: int
+
+    @property
+    def block_q(self) -> int:
+        """Query rows of a tile."""
+        return 64 * self.consumers
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers a thread for consumers and for the loading warpgroup."""
+        return {2: (240, 24), 3: (160, 32)}[self.consumers]
+
+
+def swizzle_width(row_bytes: int) -> int:
+    """The widest swizzle, in bytes, that divides a row."""
+    return next(s for s in (128, 64, 32) if row_bytes % s == 0)
+
+
+def attention_kernel(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    first_nan: jax.Array,
+    tasks: jax.Array,
+    scales: jax.Array,
+    *,
+    config: KernelConfig,
+    causal: bool,
+    parts: int,
+    head_major: bool,
+    num_blocks: int,
+    num_tokens: int,
+) -> tuple[jax.Array, jax.Array]:
+    """Run the tasks.
+
+    Args:
+      q: [H, T, Dqk] e4m3fn or bfloat16; T a multiple of 8.
+      k: [H, Tk, Dqk], the packed keys.
+      v: [H * Tk / KEY_GRANULE, Dv, KEY_GRANULE], the packed values; finite everywhere.
+      first_nan: int32 [B, H, Dv], the first key of each sequence whose value was NaN, or a number
+        past every key.
+      tasks: int32 [N + 1, TASK_FIELDS]; the last row begins with the number of tasks that exist,
+        which are the first.
+      scales: float32 [H, 2]: what turns a score into a base-2 exponent, and V's descale.
+      config: tile sizes.
+      causal: whether row i of a task sees ROW_LIMIT + i keys, or ROW_LIMIT.
+      parts: number of pieces the keys are split into. 1: bfloat16 output; more: one float32
+        output and LSE a piece, for the caller to merge.
+      head_major: whether a block's successive tasks run over tiles first, then heads.
+      num_blocks: thread blocks, one for each SM.
+      num_tokens: Tq, rows of the result.
+
+    Returns:
+      (out, lse): bfloat16 [Tq, H, Dv] and float32 [H, Tq], or with parts > 1 float32
+      [parts, Tq, H, Dv] and [parts, H, Tq]. Rows that no task covers are not written.
+    """
+    num_heads, _, dqk = q.shape
+    dv = v.shape[1]
+    max_tasks = tasks.shape[0] - 1
+    fp8 = q.dtype.itemsize == 1
+    mma = "e4m3" if fp8 else "bf16"
+    block, stages, consumers = config.block_kv, config.stages, config.consumers
+    granules = block // KEY_GRANULE
+    granules_per_head = k.shape[1] // KEY_GRANULE
+
+    qk_swizzle = swizzle_width(dqk * q.dtype.itemsize)
+    v_swizzle = KEY_GRANULE * v.dtype.itemsize
+    qk_transforms = (
+        plgpu.TilingTransform((8, qk_swizzle // q.dtype.itemsize)),
+        plgpu.SwizzleTransform(qk_swizzle),
+    )
+    v_transforms = (
+        plgpu.TilingTransform((8, KEY_GRANULE)),
+        plgpu.SwizzleTransform(v_swizzle),
+    )
+    qk_ref, v_ref_type = plgpu.RefType(qk_transforms), plgpu.RefType(v_transforms)
+    gmem_ref, scalar = plgpu.RefType(), emit.scalar_layout()
+
+    # Registers a thread: scores, output accumulator, P, row statistics.
+    ns, no, np_ = block // 2, dv // 2, block // (8 if fp8 else 4)
+    s_file, o_file, p_file, row_file = (emit.file_layout(n) for n in (ns, no, np_, 2))
+    s_type, o_type, row_type = (emit.file_type(n) for n in (ns, no, 2))
+    p_type, limit_type = emit.file_type(np_, jnp.int32), emit.file_type(2, jnp.int32)
+
+    def row_half(index: int) -> int:
+        """Which of a thread's two rows register `index` of an accumulator belongs to."""
+        return (index // 2) % 2
+
+    def probabilities(s: list[Any], scale: Any, shift: list[Any]) -> list[Any]:
+        return [emit.exp2(emit.fma(x, scale, shift[row_half(i)])) for i, x in enumerate(s)]
+
+    def converted(p: list[Any]) -> list[Any]:
+        """P as A operands; for FP8 8 of a thread's probabilities give 2 registers, else 4."""
+        if not fp8:
+            return [emit.convert_bf16x2(p[i], p[i + 1]) for i in range(0, len(p), 2)]
+        return [
+            emit.convert_e4m3x4(p[i], p[i + 1], p[i + 4], p[i + 5])
+            for group in range(0, len(p), 8)
+            for i in (group, group + 2)
+        ]
+
+    def issue_scores(q_smem: Any, k_smem: Any) -> list[Any]:
+        s = None
+        for a, b in zip(emit.operand_slices(q_smem), emit.operand_slices(k_smem), strict=True):
+            s = emit.wgmma(s, a, b, block, mma)
+        emit.wgmma_commit()
+        assert s is not None
+        return s
+
+    def issue_output(o: list[Any] | None, p: list[Any], v_smem: Any) -> list[Any]:
+        slices = []
+        for granule in range(granules):
+            slices += emit.operand_slices(utils.memref_slice(v_smem, granule))
+        for i, b in enumerate(slices):
+            o = emit.wgmma(o, p[4 * i : 4 * i + 4], b, dv, mma)
+        emit.wgmma_commit()
+        assert o is not None
+        return o
+
+    @plgpu.inline_mgpu(return_type=(o_type, row_type, row_type))
+    def initial_state(ctx: Any) -> Any:
+        """Output, row maxima, row sums."""
+        zero, lowest = emit.f32(0.0), emit.f32(_LOWEST)
+        return emit.pack([zero] * no), emit.pack([lowest] * 2), emit.pack([zero] * 2)
+
+    @plgpu.inline_mgpu(arg_types=(scalar, scalar), return_type=limit_type)
+    def row_limits(ctx: Any, first: Any, keys: Any) -> Any:
+        """The number of keys that each of the thread's two rows sees."""
+        limits = []
+        for half in range(2):
+            limit = emit.scalar(first)
+            if causal:
+                limit = emit.iadd(limit, emit.iadd(emit.fragment_row(), 8 * half))
+            limits.append(arith.minsi(limit, emit.scalar(keys)))
+        return emit.pack(limits)
+
+    @plgpu.inline_mgpu(arg_types=(qk_ref, qk_ref), return_type=s_type)
+    def first_scores(ctx: Any, q_smem: Any, k_smem: Any) -> Any:
+        emit.wgmma_fence()
+        return emit.pack(emit.wgmma_wait(0, issue_scores(q_smem, k_smem)))
+
+    @plgpu.inline_mgpu(arg_types=(s_file, row_file, scalar), return_type=s_type)
+    def mask(ctx: Any, s: Any, limits: Any, first_key: Any) -> Any:
+        """-inf where the key is not seen."""
+        scores = emit.unpack(s)
+        start = emit.iadd(emit.scalar(first_key), emit.fragment_column())
+        room = [emit.isub(limit, start) for limit in emit.unpack(limits)]
+        hidden = emit.f32(-math.inf)
+        for i in range(ns):
+            seen = emit.less(emit.i32(8 * (i // 4) + i % 2), room[row_half(i)])
+            scores[i] = arith.select(seen, scores[i], hidden)
+        return emit.pack(scores)
+
+    @plgpu.inline_mgpu(
+        arg_types=(s_file, row_file, scalar), return_type=(row_type, row_type, row_type)
+    )
+    def row_maxima(ctx: Any, s: Any, m: Any, scale: Any) -> Any:
+        """New maxima, the factor for sums made with the old ones, the shift of the exponents."""
+        scores, old, c = emit.unpack(s), emit.unpack(m), emit.scalar(scale)
+        new = []
+        for half in range(2):
+            mine = [x for i, x in enumerate(scores) if row_half(i) == half]
+            top = emit.tree(emit.maximum, [old[half], *mine])
+            new.append(emit.across_quad(emit.maximum, top))
+        minus = emit.sub(emit.f32(0.0), c)
+        shift = [emit.fma(top, minus, emit.f32(_P_SHIFT)) for top in new]
+        # Exactly 1 while the maximum stands: a fused form is 1 ulp off, and the error then grows
+        # with the number of blocks.
+        alpha = [emit.exp2(emit.mul(emit.sub(a, b), c)) for a, b in zip(old, new, strict=True)]
+        return emit.pack(new), emit.pack(alpha), emit.pack(shift)
+
+    @plgpu.inline_mgpu(
+        arg_types=(s_file, row_file, row_file, row_file, o_file, o_file, row_file, scalar),
+        return_type=(p_type, row_type, o_type),
+    )
+    def finish_block(
+        ctx: Any,
+        s: Any,
+        shift: Any,
+        alpha: Any,
+        l: Any,
+        total: Any,
+        product: Any,
+        last_alpha: Any,
+        scale: Any,
+    ) -> Any:
+        """P, row sums, and the output with the previous block's product.
+
+        Hopper's FP8 matrix unit adds to its accumulator with a few bits less than float32, always
+        towards zero: with V of nonzero mean a sum over 65,536 keys came out 44 % short. So for FP8
+        each block's product starts from zero and is added here, which costs what the rescaling of
+        the output would.
+        """
+        scores, shifts, c = emit.unpack(s), emit.unpack(shift), emit.scalar(scale)
+        new_alpha, old_alpha = emit.unpack(alpha), emit.unpack(last_alpha)
+        sums = [emit.mul(x, factor) for x, factor in zip(emit.unpack(l), new_alpha, strict=True)]
+        partial: list[list[Any]] = [[], []]
+        outputs, products = emit.unpack(total), emit.unpack(product)
+        p_registers: list[Any] = []
+        each = -(-no // (ns // 8))
+        # Emitted interleaved, as the instructions should issue.
+        for start in range(0, ns, 8):
+            p = probabilities(scores[start : start + 8], c, shifts)
+            for i, x in enumerate(p):
+                partial[row_half(i)].append(x)
+            p_registers += converted(p)
+            for half in range(2):
+                partial[half] = [emit.tree(emit.add, partial[half], ways=2)]
+            for i in range(start // 8 * each, min(no, (start // 8 + 1) * each)):
+                half = row_half(i)
+                if fp8:
+                    outputs[i] = emit.fma(outputs[i], old_alpha[half], products[i])
+                else:
+                    outputs[i] = emit.mul(products[i], new_alpha[half])
+        sums = [emit.add(x, y[0]) for x, y in zip(sums, partial, strict=True)]
+        return emit.pack(p_registers), emit.pack(sums), emit.pack(outputs)
+
+    @plgpu.inline_mgpu(
+        arg_types=(qk_ref, qk_ref, v_ref_type, o_file, p_file), return_type=(s_type, o_type)
+    )
+    def issue(ctx: Any, q_smem: Any, k_smem: Any, v_smem: Any, o: Any, p: Any) -> Any:
+        """The scores of a block, and the previous block's product with V."""
+        output, fragments = None if fp8 else emit.unpack(o), emit.unpack(p)
+        emit.wgmma_fence()
+        scores = emit.pack(issue_scores(q_smem, k_smem))
+        return scores, emit.pack(issue_output(output, fragments, v_smem))
+
+    @plgpu.inline_mgpu(arg_types=(s_file,), return_type=s_type)
+    def wait_scores(ctx: Any, s: Any) -> Any:
+        return emit.pack(emit.wgmma_wait(1, emit.unpack(s)))
+
+    @plgpu.inline_mgpu(arg_types=(o_file, p_file), return_type=o_type)
+    def wait_output(ctx: Any, product: Any, p: Any) -> Any:
+        return emit.pack(emit.wgmma_wait(0, emit.unpack(product), keep=emit.unpack(p)))
+
+    @plgpu.inline_mgpu(arg_types=(v_ref_type, o_file, row_file, p_file), return_type=o_type)
+    def last_output(ctx: Any, v_smem: Any, o: Any, alpha: Any, p: Any) -> Any:
+        """The output with the last block's product."""
+        output, factor, fragments = emit.unpack(o), emit.unpack(alpha), emit.unpack(p)
+        emit.wgmma_fence()
+        product = issue_output(None if fp8 else output, fragments, v_smem)
+        product = emit.wgmma_wait(0, product, keep=fragments)
+        if fp8:
+            pairs = enumerate(zip(output, product, strict=True))
+            product = [emit.fma(x, factor[row_half(i)], y) for i, (x, y) in pairs]
+        return emit.pack(product)
+
+    @plgpu.inline_mgpu(
+        arg_types=(
+            gmem_ref,
+            gmem_ref,
+            gmem_ref,
+            o_file,
+            row_file,
+            row_file,
+            row_file,
+            scalar,
+            scalar,
+            scalar,
+            scalar,
+            scalar,
+        )
+    )
+    def epilogue(
+        ctx: Any,
+        out_gmem: Any,  # [Tq, Dv] of this head, strided
+        lse_gmem: Any,  # [Tq]
+        nan_gmem: Any,  # [Dv]
+        o: Any,
+        m: Any,
+        l: Any,
+        limits: Any,
+        scale: Any,
+        v_descale: Any,
+        first_row: Any,
+        skip: Any,
+        rows: Any,
+    ) -> None:
+        """Normalise and store rows skip : rows."""
+        output, maxima, limit = emit.unpack(o), emit.unpack(m), emit.unpack(limits)
+        sums = [emit.across_quad(emit.add, x) for x in emit.unpack(l)]
+        column = emit.fragment_column()
+        nan_address = emit.offset_address(emit.global_address(nan_gmem), column, 4)
+        nan_keys: list[Any] = []
+        for group in range(dv // 8):
+            address = arith.addi(nan_address, emit.i64(32 * group))
+            nan_keys += emit.load_global(address, [emit.i32_type()] * 2)
+        out_address, lse_address = emit.global_address(out_gmem), emit.global_address(lse_gmem)
+        leader = arith.cmpi(arith.CmpIPredicate.eq, column, emit.i32(0))
+        for half in range(2):
+            row = emit.iadd(emit.fragment_row(), 8 * half)
+            exists = arith.andi(
+                emit.less(row, emit.scalar(rows)), emit.less(emit.scalar(skip), emit.iadd(row, 1))
+            )
+            token = emit.iadd(row, emit.scalar(first_row))
+            empty = arith.cmpf(arith.CmpFPredicate.OEQ, sums[half], emit.f32(0.0))
+            inverse = emit.mul(emit.reciprocal(sums[half]), emit.scalar(v_descale))
+            inverse = arith.select(empty, emit.f32(0.0), inverse)
+            lse = emit.fma(maxima[half], emit.scalar(scale), emit.f32(-_P_SHIFT))
+            lse = emit.mul(emit.add(emit.log2(sums[half]), lse), emit.f32(1 / LOG2_E))
+            emit.store_global(
+                emit.offset_address(lse_address, token, 4), [lse], arith.andi(exists, leader)
+            )
+            token64 = arith.extui(emit.i64_type(), token)
+            element = arith.addi(
+                arith.muli(token64, emit.i64(num_heads * dv)),
+                arith.extui(emit.i64_type(), column),
+            )
+            for group in range(dv // 8):
+                pair = []
+                for e in range(2):
+                    value = emit.mul(output[4 * group + 2 * half + e], inverse)
+                    sees_nan = emit.less(nan_keys[2 * group + e], limit[half])
+                    pair.append(arith.select(sees_nan, emit.f32(math.nan), value))
+                if parts == 1:
+                    registers, size = [emit.convert_bf16x2(*pair)], 2
+                else:
+                    registers, size = pair, 4
+                address = emit.offset_address(out_address, element, size)
+                address = arith.addi(address, emit.i64(8 * group * size))
+                emit.store_global(address, registers, exists)
+
+    @plgpu.inline_mgpu()
+    def warpgroup_barrier(ctx: Any) -> None:
+        utils.warpgroup_barrier()
+
+    def turn(kind: str, ahead: int) -> None:
+        """Consumers issue in turn: barrier 8 + i is consumer i's (0 to 4 are Mosaic's)."""
+
+        @plgpu.inline_mgpu()
+        def barrier(ctx: Any) -> None:
+            index = arith.remui(
+                emit.iadd(utils.warpgroup_idx(sync=False), ahead), emit.i32(consumers)
+            )
+            emit.asm([], [emit.iadd(index, 8)], f"bar.{kind} $0, 256;", "r", True)
+
+        barrier()
+
+    def kernel(
+        q_ref: Any,
+        k_ref: Any,
+        v_ref: Any,
+        nan_ref: Any,
+        task_ref: Any,
+        scale_ref: Any,
+        out_ref: Any,
+        lse_ref: Any,
+        q_smem: Any,
+        k_smem: Any,
+        v_smem: Any,
+        q_full: Any,
+        k_full: Any,
+        v_full: Any,
+        k_empty: Any,
+        v_empty: Any,
+    ) -> None:
+        this_block, wg = lax.axis_index("block"), lax.axis_index("wg")
+        num_tasks = task_ref[max_tasks, 0]
+        total = num_tasks * num_heads
+        rounds = lax.div(total + num_blocks - 1, jnp.int32(num_blocks))
+
+        def slot(t: Any) -> Any:
+            return lax.rem(t, jnp.int32(stages))
+
+        def find(i: Any) -> tuple[Any, Any, Any]:
+            """(task, head, whether it exists) of this block's i-th turn.
+
+            Odd rounds run backwards, so that no block gets the longest task of every round.
+            """
+            place = jnp.where(
+                lax.rem(i, jnp.int32(2)) == 0, this_block, num_blocks - 1 - this_block
+            )
+            index = i * num_blocks + place
+            exists = index < total
+            index = jnp.minimum(index, total - 1)
+            if head_major:
+                return lax.rem(index, num_tasks), lax.div(index, num_tasks), exists
+            return (
+                lax.div(index, jnp.int32(num_heads)),
+                lax.rem(index, jnp.int32(num_heads)),
+                exists,
+            )
+
+        @pl.when(wg < consumers)
+        def _consumer() -> None:
+            plgpu.set_max_registers(config.registers[0], action="increase")
+            qs = q_smem.at[wg]
+            for i in range(stages):
+                plgpu.barrier_arrive(k_empty.at[i])
+                plgpu.barrier_arrive(v_empty.at[i])
+
+            def load_query(i: Any) -> None:
+                task, head, exists = find(i)
+
+                @pl.when(exists & (task_ref[task, BLOCKS] > 0))
+                def _() -> None:
+                    first = pl.multiple_of(task_ref[task, Q_ROW], Q_ALIGNMENT)
+                    rows = pl.ds(first + wg * 64, 64)
+                    plgpu.copy_gmem_to_smem(q_ref.at[head, rows], qs, q_full.at[wg])
+
+            load_query(jnp.int32(0))
+            pl.when(wg == consumers - 1)(lambda: turn("arrive", 1))  # consumer 0 begins
+
+            def run_task(i: Any, count: Any) -> Any:
+                """Run the i-th task; `count` blocks have gone through the rings before it."""
+                task, head, exists = find(i)
+                blocks = jnp.where(exists, task_ref[task, BLOCKS], 0)
+                rows = jnp.where(exists, task_ref[task, ROWS], 0) - wg * 64
+                scale, v_descale = scale_ref[head, 0], scale_ref[head, 1]
+                first_limit = task_ref[task, ROW_LIMIT] + (wg * 64 if causal else 0)
+                keys = task_ref[task, KEYS]
+                limits = row_limits(first_limit, keys)
+                first_block = task_ref[task, FIRST_BLOCK]
+                last_block = first_block + blocks - 1
+                # Blocks that every row of this warpgroup sees whole need no mask.
+                whole = lax.div(jnp.clip(first_limit, 0, keys), jnp.int32(block)) - first_block
+                masked = jnp.clip(blocks - jnp.maximum(whole, 0), 1, blocks)
+
+                def store(o: Any, m: Any, l: Any) -> None:
+                    part = task_ref[task, PART]
+                    out_at = out_ref.at[part] if parts > 1 else out_ref
+                    lse_at = lse_ref.at[part] if parts > 1 else lse_ref
+
+                    @pl.when(rows > 0)
+                    def _() -> None:
+                        epilogue(
+                            out_at.at[:, head],
+                            lse_at.at[head],
+                            nan_ref.at[task_ref[task, SEQUENCE], head],
+                            o,
+                            m,
+                            l,
+                            limits,
+                            scale,
+                            v_descale,
+                            task_ref[task, Q_ROW] + wg * 64,
+                            task_ref[task, SKIP] - wg * 64,
+                            rows,
+                        )
+
+                @pl.when(blocks == 0)
+                def _no_keys() -> None:
+                    store(*initial_state())
+                    load_query(i + 1)
+
+                @pl.when(blocks > 0)
+                def _some_keys() -> None:
+                    o, m, l = initial_state()
+                    plgpu.barrier_wait(q_full.at[wg])
+                    ks = slot(count)
+                    plgpu.barrier_wait(k_full.at[ks])
+                    s = first_scores(qs, k_smem.at[ks])
+                    plgpu.barrier_arrive(k_empty.at[ks])
+                    s = mask(s, limits, last_block * block)
+                    m, alpha, shift = row_maxima(s, m, scale)
+                    p, l, o = finish_block(s, shift, alpha, l, o, o, alpha, scale)
+
+                    def step(t: Any, carry: Any, with_mask: bool) -> Any:
+                        o, m, l, alpha, p = carry
+                        ks, vs = slot(count + t), slot(count + t - 1)
+                        plgpu.barrier_wait(k_full.at[ks])
+                        plgpu.barrier_wait(v_full.at[vs])
+                        turn("sync", 0)
+                        s, product = issue(qs, k_smem.at[ks], v_smem.at[vs], o, p)
+                        turn("arrive", 1)
+                        s = wait_scores(s)
+                        plgpu.barrier_arrive(k_empty.at[ks])
+                        if with_mask:
+                            s = mask(s, limits, (last_block - t) * block)
+                        m, next_alpha, shift = row_maxima(s, m, scale)
+                        product = wait_output(product, p)
+                        plgpu.barrier_arrive(v_empty.at[vs])
+                        p, l, o = finish_block(s, shift, next_alpha, l, o, product, alpha, scale)
+                        return o, m, l, next_alpha, p
+
+                    carry = lax.fori_loop(
+                        1, masked, functools.partial(step, with_mask=True), (o, m, l, alpha, p)
+                    )
+                    carry = lax.fori_loop(
+                        masked, blocks, functools.partial(step, with_mask=False), carry
+                    )
+                    o, m, l, alpha, p = carry
+                    warpgroup_barrier()  # every warp is done with Q
+                    load_query(i + 1)
+                    vs = slot(count + blocks - 1)
+                    plgpu.barrier_wait(v_full.at[vs])
+                    o = last_output(v_smem.at[vs], o, alpha, p)
+                    plgpu.barrier_arrive(v_empty.at[vs])
+                    store(o, m, l)
+
+                return count + blocks
+
+            lax.fori_loop(0, rounds, run_task, jnp.int32(0))
+            pl.when(wg == 0)(lambda: turn("sync", 0))  # drains the last arrive
+
+        @pl.when(wg == consumers)
+        def _producer() -> None:
+            plgpu.set_max_registers(config.registers[1], action="decrease")
+
+            def run_task(i: Any, count: Any) -> Any:
+                task, head, exists = find(i)
+                blocks = jnp.where(exists, task_ref[task, BLOCKS], 0)
+                kv_row, first_block = task_ref[task, KV_ROW], task_ref[task, FIRST_BLOCK]
+                head_granule = head * granules_per_head
+
+                @pl.loop(0, blocks)
+                def _(t: Any) -> None:
+                    row = kv_row + (first_block + blocks - 1 - t) * block
+                    at = slot(count + t)
+                    plgpu.barrier_wait(k_empty.at[at])
+                    plgpu.copy_gmem_to_smem(
+                        k_ref.at[head, pl.ds(row, block)], k_smem.at[at], k_full.at[at]
+                    )
+                    plgpu.barrier_wait(v_empty.at[at])
+                    granule = head_granule + lax.div(row, jnp.int32(KEY_GRANULE))
+                    plgpu.copy_gmem_to_smem(
+                        v_ref.at[pl.ds(granule, granules)], v_smem.at[at], v_full.at[at]
+                    )
+
+                return count + blocks
+
+            lax.fori_loop(0, rounds, run_task, jnp.int32(0))
+
+    leading = (parts,) if parts > 1 else ()
+    out_dtype = jnp.float32 if parts > 1 else jnp.bfloat16
+    ring = functools.partial(plgpu.Barrier, num_barriers=stages)
+    run = plgpu.kernel(
+        kernel,
+        out_type=[
+            jax.ShapeDtypeStruct((*leading, num_tokens, num_heads, dv), out_dtype),
+            jax.ShapeDtypeStruct((*leading, num_heads, num_tokens), jnp.float32),
+        ],
+        grid=(num_blocks,),
+        grid_names=("block",),
+        num_threads=consumers + 1,
+        thread_name="wg",
+        scratch_types=[
+            plgpu.SMEM((consumers, 64, dqk), q.dtype, transforms=qk_transforms),
+            plgpu.SMEM((stages, block, dqk), k.dtype, transforms=qk_transforms),
+            plgpu.SMEM((stages, granules, dv, KEY_GRANULE), v.dtype, transforms=v_transforms),
+            plgpu.Barrier(num_barriers=consumers),
+            ring(),
+            ring(),
+            ring(num_arrivals=consumers),
+            ring(num_arrivals=consumers),
+        ],
+        compiler_params=plgpu.CompilerParams(
+            unsafe_no_auto_barriers=True, lowering_semantics=plgpu.LoweringSemantics.Lane
+        ),
+    )
+    out, lse = run(q, k, v, first_nan, tasks, scales)
+    return out, lse
