@@ -94,7 +94,7 @@ class Calibrator:
         self._directory = directory
         self._armed = False
         self._lock = threading.Lock()
-        # uint32 [3, local_heads] of each layer observed: the bits of the float32 maxima of q, k, v.
+        # float32 [3, local_heads] of each layer observed: q, k, v; infinity for what is not finite.
         self._maxima: dict[int, jax.Array] = {}
 
     @property
@@ -185,9 +185,7 @@ class Calibrator:
             are named.
         """
         with self._lock:
-            maxima = {
-                layer: np.asarray(seen).view(np.float32) for layer, seen in self._maxima.items()
-            }
+            maxima = {layer: np.asarray(seen) for layer, seen in self._maxima.items()}
         problems = []
         if self._layers and not self._armed:
             problems.append("arm() was not called, so nothing was recorded")
@@ -267,7 +265,7 @@ class Calibrator:
 
     def _take(self, layer: int, update: Callable[[Any], jax.Array]) -> None:
         with self._lock:
-            zeros = np.zeros((3, self._identity.local_heads), np.uint32)
+            zeros = np.zeros((3, self._identity.local_heads), np.float32)
             result = update(self._maxima.get(layer, zeros))
             # Concrete arguments inside jax.jit are traced all the same.
             _require_concrete("observe", result)
@@ -282,11 +280,6 @@ def _require_concrete(name: str, x: Any) -> None:
         )
 
 
-# Magnitudes are compared as the integers that their bits are: for what has no sign the order is the
-# same, an infinity lies above every number and a NaN above that. A floating-point maximum is no
-# substitute: compiled for a CPU, XLA's loses NaN in some shapes.
-
-
 @jax.jit
 def _max_with_values(
     seen: jax.Array,
@@ -295,27 +288,23 @@ def _max_with_values(
     v: jax.Array | HeadSlice,
     num_tokens: jax.Array | None,
 ) -> jax.Array:
-    return jnp.maximum(seen, jnp.stack([_amax_bits(as_array(x), num_tokens) for x in (q, k, v)]))
+    return jnp.maximum(seen, jnp.stack([_amax(as_array(x), num_tokens) for x in (q, k, v)]))
 
 
 @jax.jit
 def _max_with_maxima(seen: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     maxima = jnp.stack([q, k, v])
-    # A negative maximum is somebody's mistake: it is made to stick as a NaN does.
-    return jnp.maximum(seen, _magnitude_bits(jnp.where(maxima >= 0, maxima, jnp.nan)))
+    # A negative maximum is somebody's mistake: it is made to stick, as a NaN is.
+    return jnp.maximum(seen, jnp.where(maxima >= 0, maxima, jnp.inf))
 
 
-def _amax_bits(x: jax.Array, num_tokens: jax.Array | None) -> jax.Array:
-    """uint32 [H]: the float32 bits of the largest |x| of each head, of a NaN if there is one."""
-    bits = _magnitude_bits(x)
+def _amax(x: jax.Array, num_tokens: jax.Array | None) -> jax.Array:
+    """float32 [H]: largest |x| of each head; infinity where a NaN is among the values.
+
+    A NaN cannot be left to the maximum: compiled for a CPU, that of XLA loses it in some shapes.
+    """
+    magnitude = jnp.where(jnp.isfinite(x), jnp.abs(x), jnp.asarray(jnp.inf, x.dtype))
     if num_tokens is not None:
         counted = jnp.arange(x.shape[0]) < num_tokens
-        bits = jnp.where(counted[:, None, None], bits, jnp.zeros((), bits.dtype))
-    largest = jnp.max(bits, axis=(0, 2), initial=0)
-    return _magnitude_bits(jax.lax.bitcast_convert_type(largest, x.dtype).astype(jnp.float32))
-
-
-def _magnitude_bits(x: jax.Array) -> jax.Array:
-    """The bits of |x|: uint16 for bfloat16, uint32 for float32."""
-    dtype = jnp.uint16 if x.dtype == jnp.bfloat16 else jnp.uint32
-    return jax.lax.bitcast_convert_type(x, dtype) & dtype(jnp.iinfo(dtype).max >> 1)
+        magnitude = jnp.where(counted[:, None, None], magnitude, jnp.zeros((), x.dtype))
+    return jnp.max(magnitude, axis=(0, 2), initial=0).astype(jnp.float32)

@@ -10,6 +10,7 @@ sound one makes another sound shard. There, what is accepted says exactly what t
 
 import json
 import math
+import random
 import struct
 
 import numpy as np
@@ -65,10 +66,11 @@ def test_bytes_added_at_the_end(data, more):
     assert is_refused_or_equal(data + more)
 
 
-def test_every_bit_of_the_header_flipped():
+def test_bits_of_every_byte_of_the_header_flipped():
     accepted = 0
+    rng = random.Random(0)
     for position in range(HEADER_END):
-        for bit in range(8):
+        for bit in rng.sample(range(8), 3):
             changed = bytearray(DATA)
             changed[position] ^= 1 << bit
             accepted += not is_refused_or_equal(bytes(changed))
@@ -244,10 +246,11 @@ def shard_document() -> dict:
     return json.loads(SHARD.to_json())
 
 
-def test_every_bit_of_a_shard_flipped():
+def test_bits_of_every_byte_of_a_shard_flipped():
     data = json.dumps(shard_document()).encode()
+    rng = random.Random(0)
     for position in range(len(data)):
-        for bit in range(8):
+        for bit in rng.sample(range(8), 3):
             changed = bytearray(data)
             changed[position] ^= 1 << bit
             says_what_the_json_says(bytes(changed))
