@@ -22,7 +22,7 @@ import jaxfp8
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = [path for path in (ROOT / "jaxfp8", ROOT / "interop") if path.is_dir()]
-MAX_LINES = 600
+MAX_LINES = 700
 
 # What jaxfp8/ops may import of jaxfp8. Artifacts, policy and the public functions stand above it.
 BELOW_OPS = {"formats", "head_slice", "inference_only", "ops", "pallas_compat", "states", "targets"}
