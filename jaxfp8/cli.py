@@ -66,7 +66,7 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, without the usage before it."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+        self.exit(USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,13 +89,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except CommandError as error:
-        return _fail(f"{parser.prog} {args.command}: error: {error}", error.status)
+        return _fail(f"{parser.prog} {args.command}: {error}", error.status)
     except BrokenPipeError:
         # The reader (head, less) has gone; keep Python from complaining of it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return REFUSED
     except OSError as error:
-        return _fail(f"{parser.prog} {args.command}: error: {error}", REFUSED)
+        reason = f"{error.filename}: {error.strerror}" if error.filename else error
+        return _fail(f"{parser.prog} {args.command}: {reason}", REFUSED)
     except KeyboardInterrupt:
         return _fail(f"{parser.prog} {args.command}: interrupted", 130)
 

@@ -13,8 +13,6 @@ import dataclasses
 
 import numpy as np
 
-from jaxfp8.cli import CommandError
-
 DEPTHS = (10, 50, 90)
 """Where the needles lie, in percent of the context."""
 
@@ -65,19 +63,7 @@ def plant(text: bytes, context: int, new_tokens: int, rng: np.random.Generator) 
       context: number of cached tokens, at least MIN_CONTEXT.
       new_tokens: number of new tokens, at least MIN_NEW_TOKENS.
       rng: draws the letters.
-
-    Raises:
-      CommandError: too few tokens for the needles or for the questions.
     """
-    if context < MIN_CONTEXT:
-        raise CommandError(
-            f"--context {context}: expected at least {MIN_CONTEXT}, which hold the needles"
-        )
-    if new_tokens < MIN_NEW_TOKENS:
-        raise CommandError(
-            f"--new-tokens {new_tokens}: expected at least {MIN_NEW_TOKENS}, which hold the "
-            f"{len(DEPTHS)} questions"
-        )
     tokens = bytearray(text[: context + new_tokens])
     needles = []
     for i, depth in enumerate(DEPTHS):

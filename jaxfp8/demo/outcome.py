@@ -22,6 +22,8 @@ class Outcome:
     Attributes:
       name: of the pass.
       result: what came out.
+      clipped: the part of all Q, K and V values that lies beyond the range of static scales, for
+        which the bounds do not allow; 0 without static scales.
       bounds: what the errors must not exceed.
       relative_error: |out - exact| / |exact|, over all heads, tokens and channels.
       lse_error: the largest |lse - exact|.
@@ -33,6 +35,7 @@ class Outcome:
 
     name: str
     result: Pass
+    clipped: float
     bounds: Bounds
     relative_error: float
     lse_error: float
@@ -60,16 +63,29 @@ class Outcome:
         if not self.relative_error <= self.bounds.relative:
             lines.append(
                 f"relative error {self.relative_error:.3g} passes the bound "
-                f"{self.bounds.relative:.3g}"
+                f"{self.bounds.relative:.3g}{self._remark}"
             )
         if not self.lse_error <= self.bounds.lse:
-            lines.append(f"LSE error {self.lse_error:.3g} passes the bound {self.bounds.lse:.3g}")
+            lines.append(
+                f"LSE error {self.lse_error:.3g} passes the bound {self.bounds.lse:.3g}"
+                f"{self._remark}"
+            )
         return lines
+
+    @property
+    def _remark(self) -> str:
+        if not self.clipped:
+            return ""
+        return (
+            f" ({self.clipped:.2%} of the values are clipped: they pass the range of the "
+            "calibration, whose text is unlike this one)"
+        )
 
 
 def judge(
     name: str,
     result: Pass,
+    clipped: float,
     bounds: Bounds,
     exact: ExactAttention,
     layer: mla.Layer,
@@ -81,6 +97,7 @@ def judge(
     Args:
       name: of the pass.
       result: what came out.
+      clipped: the part of the values that static scales clip.
       bounds: what the errors must not exceed.
       exact: what should have come out.
       layer: the layer.
@@ -92,6 +109,7 @@ def judge(
     return Outcome(
         name,
         result,
+        clipped,
         bounds,
         relative_error=float(np.linalg.norm(difference) / np.linalg.norm(exact.out)),
         lse_error=float(np.abs(result.lse - exact.lse).max()),

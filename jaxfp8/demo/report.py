@@ -60,7 +60,9 @@ def heading(setting: Setting) -> str:
 
 def table(setting: Setting, outcomes: list[Outcome]) -> str:
     """The errors of all passes, and the words that they read."""
-    rows = [["", "error", "bound", "LSE error", "bound", "needles", "K/V bytes", "seconds"]]
+    rows = [
+        ["", "error", "bound", "LSE error", "bound", "clipped", "needles", "K/V bytes", "seconds"]
+    ]
     for outcome in outcomes:
         rows.append(
             [
@@ -69,6 +71,7 @@ def table(setting: Setting, outcomes: list[Outcome]) -> str:
                 f"{outcome.bounds.relative:.4f}",
                 f"{outcome.lse_error:.2g}",
                 f"{outcome.bounds.lse:.2g}",
+                f"{outcome.clipped:.2%}",
                 f"{outcome.num_found}/{len(outcome.needles)}",
                 f"{outcome.result.segment_bytes:,}",
                 f"{outcome.result.seconds:.2f}",
@@ -79,14 +82,18 @@ def table(setting: Setting, outcomes: list[Outcome]) -> str:
         words.append(
             [f"{needle.depth} %  {shown(needle.word)}", *(shown(o.words[i]) for o in outcomes)]
         )
-    emulated = jax.devices()[0].platform == "cpu"
-    return (
-        f"{_aligned(rows)}\n\n"
-        "error: |out - exact| / |exact| against attention in float64; LSE error: the largest;\n"
-        "bound: what rounding to the format explains; K/V bytes: of one segment; seconds: of the\n"
-        f"attention, compiled{' (a CPU emulates FP8, at no gain of time)' if emulated else ''}\n\n"
-        f"{_aligned(words)}"
-    )
+    legend = {
+        "error": "|out - exact| / |exact|, exact being attention in float64",
+        "bound": "how far rounding to the format can take the error before it",
+        "LSE error": "the largest, in nats",
+        "clipped": "part of the Q, K and V values beyond the range of the static scales",
+        "K/V bytes": "of one segment, as the attention reads it",
+        "seconds": "of the attention, compiled before",
+    }
+    if jax.devices()[0].platform == "cpu":
+        legend["seconds"] += "; a CPU emulates FP8, which saves it no time"
+    notes = "\n".join(f"{name:11}{text}" for name, text in legend.items())
+    return f"{_aligned(rows)}\n\n{notes}\n\n{_aligned(words)}"
 
 
 def as_json(setting: Setting, outcomes: list[Outcome]) -> dict[str, Any]:
@@ -112,6 +119,7 @@ def as_json(setting: Setting, outcomes: list[Outcome]) -> dict[str, Any]:
         "passes": [
             {
                 "name": outcome.name,
+                "clipped": outcome.clipped,
                 "relative_error": outcome.relative_error,
                 "relative_error_bound": outcome.bounds.relative,
                 "lse_error": outcome.lse_error,

@@ -20,12 +20,12 @@ import jaxfp8
 from jaxfp8.cli import REFUSED, CommandError, require_place_for
 from jaxfp8.demo import layer as mla
 from jaxfp8.demo.exact import error_bounds, exact_attention
-from jaxfp8.demo.needles import plant
+from jaxfp8.demo.needles import MIN_CONTEXT, MIN_NEW_TOKENS, plant
 from jaxfp8.demo.outcome import Outcome, judge
 from jaxfp8.demo.passes import make_prefill, run_pass
 from jaxfp8.demo.plot import error_plot, require_matplotlib
 from jaxfp8.demo.report import Setting, as_json, heading, table
-from jaxfp8.demo.static_scales import ARTIFACT_NAME, calibrated_scales
+from jaxfp8.demo.static_scales import ARTIFACT_NAME, calibrated_scales, clipped_part
 from jaxfp8.demo.text import Text, read_text
 from jaxfp8.ops.attention.base import Precision
 from jaxfp8.scales import ScaleArtifactError
@@ -49,9 +49,8 @@ def run(args: argparse.Namespace) -> int:
       OSError: a result cannot be written.
     """
     _check(args)
-    text = read_text(args.text)
+    text, calibration = _text_and_calibration(args)
     rng = np.random.default_rng(args.seed)
-    calibration = _calibration_tokens(text, args)
     document = plant(text.data, args.context, args.new_tokens, rng)
     try:
         start_jax()
@@ -79,28 +78,32 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """What can be refused before anything is read or run."""
-    for name, least in (("segment", 1), ("seed", 0)):
-        if getattr(args, name) < least:
-            raise CommandError(
-                f"--{name} {getattr(args, name)}: expected a number of at least {least}"
-            )
+    for option, value, least, why in (
+        ("--context", args.context, MIN_CONTEXT, ", which hold the needles"),
+        ("--segment", args.segment, 1, ""),
+        ("--new-tokens", args.new_tokens, MIN_NEW_TOKENS, ", which hold the questions"),
+        ("--seed", args.seed, 0, ""),
+    ):
+        if value < least:
+            raise CommandError(f"{option} {value}: expected at least {least}{why}")
     require_place_for("--json", args.json)
     require_place_for("--plot", args.plot)
     if args.plot:
         require_matplotlib()
 
 
-def _calibration_tokens(text: Text, args: argparse.Namespace) -> np.ndarray:
-    """The part of the text behind the one that is prefilled."""
+def _text_and_calibration(args: argparse.Namespace) -> tuple[Text, np.ndarray]:
+    """The text, and as tokens the part of it behind the one that is prefilled."""
     used = args.context + args.new_tokens
     count = min(args.context, _CALIBRATION_TOKENS)
+    text = read_text(args.text, used + count)
     if len(text.data) < used + count:
         raise CommandError(
             f"--context {args.context}: expected a text of at least {used + count:,} bytes "
             f"(context, {args.new_tokens:,} new tokens, {count:,} to calibrate on); "
-            f"{text.name} has {len(text.data):,}"
+            f"there are {len(text.data):,} in {text.name}"
         )
-    return np.frombuffer(text.data[used : used + count], np.uint8)
+    return text, np.frombuffer(text.data[used:], np.uint8)
 
 
 def _outcomes(
@@ -125,18 +128,21 @@ def _outcomes(
                 folder,
             )
         progress.set_description("float64")
-        exact = exact_attention(
-            np.asarray(prefill.q), *prefill.context_and_new, mla.SOFTMAX_SCALE, progress.update
-        )
+        values = (np.asarray(prefill.q), *prefill.context_and_new)
+        exact = exact_attention(*values, mla.SOFTMAX_SCALE, progress.update)
         outcomes = []
         for name, precision, is_static in _PASSES:
             progress.set_description(name)
-            scales = static if is_static else None
-            result = run_pass(prefill, precision, scales, progress.update)
-            bounds = error_bounds(exact, precision)
             outcomes.append(
                 judge(
-                    name, result, bounds, exact, layer, hidden[setting.context :], setting.needles
+                    name,
+                    run_pass(prefill, precision, static if is_static else None, progress.update),
+                    clipped_part(values, static, setting.fmt) if is_static else 0.0,
+                    error_bounds(exact, precision),
+                    exact,
+                    layer,
+                    hidden[setting.context :],
+                    setting.needles,
                 )
             )
     return outcomes

@@ -10,6 +10,7 @@ the artifact is read back from its file and checked against the deployment.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,17 @@ _TP_SIZE = _PP_SIZE = 2
 _LOCAL_HEADS = mla.NUM_HEADS // _TP_SIZE
 # The first layer of Kimi-K3 with gated MLA.
 _LAYER = 3
+
+
+def clipped_part(
+    values: Sequence[np.ndarray], scales: jaxfp8.LayerScales, fmt: jaxfp8.Fp8Format
+) -> float:
+    """The part of the values of Q, K and V, each [T, H, D], that static scales clip."""
+    clipped = sum(
+        np.count_nonzero(np.abs(x.astype(np.float32)) > fmt.max * np.asarray(descale)[:, None])
+        for x, descale in zip(values, scales, strict=True)
+    )
+    return clipped / sum(x.size for x in values)
 
 
 def calibrated_scales(

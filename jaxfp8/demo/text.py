@@ -25,16 +25,21 @@ class Text:
     data: bytes
 
 
-def read_text(file: str | None) -> Text:
+def read_text(file: str | None, at_most: int) -> Text:
     """A file's bytes, or the project's own text where no file is named.
+
+    Args:
+      file: its path, or None.
+      at_most: how many bytes are wanted; the rest of a longer text is left unread.
 
     Raises:
       CommandError: the file cannot be read, or is empty.
     """
     if file is None:
-        return _own_text()
+        return _own_text(at_most)
     try:
-        data = Path(file).read_bytes()
+        with open(file, "rb") as stream:
+            data = stream.read(at_most)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise CommandError(f"--text {file}: cannot be read: {reason}") from None
@@ -43,11 +48,11 @@ def read_text(file: str | None) -> Text:
     return Text(file, data)
 
 
-def _own_text() -> Text:
+def _own_text(at_most: int) -> Text:
     """The documents and sources of the project; without its repository, the installed sources."""
     root = PACKAGE.parent
     files = sorted(PACKAGE.rglob("*.py"))
     if (root / "pyproject.toml").is_file() and (root / "LICENSE").is_file():
         files = [*sorted(root.glob("*.md")), root / "LICENSE", *files]
     data = b"\n".join(file.read_bytes() for file in files)
-    return Text(f"{len(files)} text files of jaxfp8 itself", data)
+    return Text("the text files of jaxfp8 itself", data[:at_most])
