@@ -68,7 +68,7 @@ class Decision:
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class PrefillPolicy:
     """Chooses between FP8 and BF16 for each prefill. Off unless it is switched on.
 
@@ -94,6 +94,7 @@ class PrefillPolicy:
     """
 
     enabled: bool = False
+    _: dataclasses.KW_ONLY
     min_context: int = 786_432
     archs: tuple[str, ...] = ("gfx942",)
     dtypes: tuple[str, ...] = ("bfloat16",)

@@ -87,6 +87,12 @@ def test_a_static_policy_refuses_what_the_artifact_lacks():
     assert decision.path == "bf16" and "are not those of the artifact" in decision.reason
 
 
+def test_the_switch_can_be_given_by_position_and_nothing_else():
+    assert PrefillPolicy(True).select(request()).path == "fp8"
+    with pytest.raises(TypeError):
+        PrefillPolicy(True, 5)
+
+
 def test_every_bound_can_be_set():
     policy = PrefillPolicy(
         enabled=True,

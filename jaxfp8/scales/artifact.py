@@ -174,6 +174,7 @@ class ScaleArtifact:
 
     def differences(self, expected: Mapping[str, object]) -> list[str]:
         """As `mismatches`, against some of a Deployment's fields by name."""
+        _require_deployment_fields(expected)
         return fields.differences(expected, values_of(self.identity) | {"layers": self.layers})
 
     def check(self, deployment: Deployment) -> None:
@@ -214,6 +215,7 @@ class ScaleArtifact:
         Raises:
           ScaleArtifactError: it cannot be read, is not sound, or differs from what was expected;
             all problems are listed.
+          ValueError: a name in `expected` is not that of a field.
         """
         data = read_regular_file(path, safetensors_file.MAX_FILE_BYTES)
         return cls.from_bytes(data, source=os.fspath(path), expected=expected)
@@ -285,7 +287,15 @@ def descale_from_amax(
     return np.maximum(scaled, np.float32(MIN_DESCALE))
 
 
+def _require_deployment_fields(expected: Mapping[str, object]) -> None:
+    """A misspelt field would otherwise be compared with nothing."""
+    names = {field.name for field in dataclasses.fields(Deployment)}
+    if unknown := [name for name in expected if name not in names]:
+        raise ValueError(f"expected: expected fields of Deployment, got {listed(unknown)}")
+
+
 def _parse(data: bytes, source: str, expected: Mapping[str, object]) -> ScaleArtifact:
+    _require_deployment_fields(expected)
     file = safetensors_file.parse(data, source)
     problems: list[str] = []
     schema = file.metadata.get("schema")
@@ -294,8 +304,10 @@ def _parse(data: bytes, source: str, expected: Mapping[str, object]) -> ScaleArt
     values = _read_metadata(file.metadata, schema or "", problems)
     if "layers" not in values:  # schema 1 does not list them, so that the tensors' names must
         found = {int(match[1]) for match in map(_TENSOR_NAME.fullmatch, file.tensors) if match}
-        if found and not fields.problems_in({"layers": tuple(sorted(found))}):
+        if not fields.problems_in({"layers": tuple(sorted(found))}):
             values["layers"] = tuple(sorted(found))
+        elif "layers" not in file.metadata:
+            problems.append("layers: no tensor is named as in layers.0.q_descale")
     problems += fields.differences(expected, values)
     arrays: dict[str, npt.NDArray[np.float32]] = {}
     if schema in _KINDS:

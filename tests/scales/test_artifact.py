@@ -233,6 +233,17 @@ def test_all_mismatches_are_in_one_error(tmp_path, artifact):
         assert part in str(caught.value)
 
 
+def test_some_fields_can_be_compared(artifact, data):
+    assert artifact.differences({"tp_size": 2, "layers": (3, 7)}) == []
+    assert artifact.differences({"tp_size": 4}) == ["tp_size: expected 4, got 2"]
+    ScaleArtifact.from_bytes(data, expected={"tp_size": 2})
+    with pytest.raises(ScaleArtifactError, match="tp_size: expected 4, got 2"):
+        ScaleArtifact.from_bytes(data, expected={"tp_size": 4})
+    for call in (artifact.differences, lambda e: ScaleArtifact.from_bytes(data, expected=e)):
+        with pytest.raises(ValueError, match="expected fields of Deployment, got tp"):
+            call({"tp": 4})
+
+
 def test_load_wants_a_deployment(tmp_path, artifact):
     artifact.save(tmp_path / "x")
     with pytest.raises(TypeError, match="deployment: expected a Deployment, got NoneType"):
@@ -310,6 +321,18 @@ def test_metadata_that_is_missing_in_schema_1(data, name):
     old = builders.schema_1(data)
     assert ScaleArtifact.from_bytes(old).schema == "1"
     assert any(name in problem for problem in refused(edit_metadata(old, **{name: None})))
+
+
+@pytest.mark.parametrize("schema", ["1", "2"])
+def test_a_file_without_tensors(data, schema):
+    data = data if schema == "2" else builders.schema_1(data)
+    header, _ = builders.split(data)
+    metadata = {"__metadata__": header["__metadata__"]}
+    assert refused(builders.join(metadata, b""))
+    other = {"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
+    assert refused(builders.join(metadata | other, b"abcd"))
+    far = {"layers.99999.q_descale": other["x"]}
+    assert refused(builders.join(metadata | far, b"abcd"))
 
 
 def test_a_schema_must_be_what_it_says(data):
