@@ -1,0 +1,104 @@
+# SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The quantizers as compiled for gfx942, run in the simulator: bit for bit what they should be.
+
+Compared with the same kernels in interpret mode, which the tests of the quantizers hold against
+NumPy, and once with everything simulated against the float64 attention.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import jaxfp8
+from jaxfp8 import packing
+from tests import oracle
+from tests.inputs import cu_seqlens, qkv, with_tail
+from tests.rocm.simulate import Simulation, simulate
+from tests.rocm.tools import needs_rocm_compiler
+from tests.tolerances import assert_attention
+
+pytestmark = needs_rocm_compiler
+
+FNUZ = "float8_e4m3fnuz"
+NUM_HEADS = 2
+LENGTHS = [1, 0, 65, 127]
+CAPACITY = 210
+DESCALES = np.float32([0.003, 0.02])
+"""The first makes most values saturate, the second few."""
+
+
+def awkward(rng: np.random.Generator, head_dim: int) -> np.ndarray:
+    """bfloat16 [CAPACITY, H, D]: normal, tiny, huge, infinite and NaN; NaN past the end."""
+    _, x, _ = qkv(rng, 0, sum(LENGTHS), NUM_HEADS, head_dim)
+    x[::7] *= np.asarray(2.0**-12, x.dtype)
+    x[3::11] *= np.asarray(2.0**20, x.dtype)
+    x[5, 0, 1], x[6, 1, 2], x[70, 0, 3], x[71, 1, 0] = np.inf, -np.inf, np.nan, -0.0
+    return with_tail(x, CAPACITY)
+
+
+def assert_same_bits(actual: Any, expected: Any) -> None:
+    for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        one, other = np.asarray(one), np.asarray(other)
+        assert one.dtype == other.dtype
+        # NaN has one bit pattern in FP8 and several in bfloat16, all of which will do.
+        np.testing.assert_array_equal(one.astype(np.float64), other.astype(np.float64))
+        np.testing.assert_array_equal(np.signbit(one), np.signbit(other))
+
+
+@pytest.mark.parametrize("reverse_waves", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("precision, dynamic", [("fp8", False), ("fp8", True), ("bf16", False)])
+def test_query(precision, dynamic, reverse_waves):
+    def function(q: Any, cu: Any, descale: Any) -> Any:
+        given = None if dynamic or precision == "bf16" else descale
+        packed = packing.pack_query(q, cu, given, precision, None, None, v_head_dim=128)
+        return packed.data, packed.descale
+
+    args = (awkward(np.random.default_rng(0), 192), cu_seqlens(LENGTHS), DESCALES)
+    simulation = Simulation()
+    actual = simulate(function, *args, reverse_waves=reverse_waves, simulation=simulation)
+    names = [kernel.name for kernel in simulation.kernels]
+    assert ("jaxfp8_amax" in names) == dynamic
+    assert_same_bits(actual, simulate(function, *args, only=()))
+
+
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
+@pytest.mark.parametrize("qk_head_dim", [192, 128])
+def test_context(precision, qk_head_dim):
+    def function(k: Any, v: Any, cu: Any, descale: Any) -> Any:
+        given = None if precision == "bf16" else descale
+        return packing.pack_context(k, v, cu, given, given, precision, None, None).data
+
+    rng = np.random.default_rng(1)
+    args = (awkward(rng, qk_head_dim), awkward(rng, 128), cu_seqlens(LENGTHS), DESCALES)
+    assert_same_bits(simulate(function, *args), simulate(function, *args, only=()))
+
+
+def test_context_with_dynamic_scales_from_a_slice():
+    """V read in place out of kv_nope [T, H, 256]."""
+
+    def function(k: Any, kv: Any, cu: Any) -> Any:
+        v = jaxfp8.HeadSlice(kv, 128, 128)
+        packed = packing.pack_context(k, v, cu, None, None, "fp8", None, None)
+        return packed.data, packed.k_descale, packed.v_descale
+
+    rng = np.random.default_rng(2)
+    args = (awkward(rng, 192), awkward(rng, 256), cu_seqlens(LENGTHS))
+    assert_same_bits(simulate(function, *args), simulate(function, *args, only=()))
+
+
+def test_every_kernel_of_a_call_simulated():
+    lengths_q, lengths_k = [3, 0, 20], [70, 5, 33]
+    q, k, v = qkv(np.random.default_rng(3), sum(lengths_q), sum(lengths_k), 1)
+    args = (q, k, v, cu_seqlens(lengths_q), cu_seqlens(lengths_k))
+
+    def function(*arrays: Any) -> Any:
+        return jaxfp8.prefill_attention(*arrays, causal=True)
+
+    stored = (oracle.through_fp8(x, FNUZ) for x in (q, k, v))
+    expected = oracle.attention(*stored, *args[3:], causal=True)
+    assert_attention(simulate(function, *args), expected, "fp8")
