@@ -15,6 +15,7 @@ Names of instructions and operand layouts are those of NVIDIA's PTX ISA manual.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -157,11 +158,9 @@ mul = functools.partial(_instruction, "mul.rn.ftz.f32")
 maximum = functools.partial(_instruction, "max.ftz.f32")
 
 
-def tree(op: Callable[[Value, Value], Value], values: Sequence[Value], ways: int = 4) -> Value:
-    """Reduce with `ways` independent chains, then pairwise."""
-    acc = list(values[:ways])
-    for i, value in enumerate(values[ways:]):
-        acc[i % ways] = op(acc[i % ways], value)
+def tree(op: Callable[[Value, Value], Value], values: Sequence[Value]) -> Value:
+    """Reduce pairwise."""
+    acc = list(values)
     while len(acc) > 1:
         acc = [op(*acc[i : i + 2]) if i + 1 < len(acc) else acc[i] for i in range(0, len(acc), 2)]
     return acc[0]
@@ -280,23 +279,26 @@ def operand_slices(ref: Value) -> list[Value]:
     """Shared-memory descriptors of the 32-byte slices along K of a K-major operand.
 
     `ref` is [rows / 8, K / w, 8, w], w elements being the swizzle width: what a [rows, K] array
-    becomes under TilingTransform((8, w)) and SwizzleTransform(bytes of w).
+    becomes under TilingTransform((8, w)) and SwizzleTransform(bytes of w). A leading dimension is
+    more of K.
     """
     ref_type = ir.MemRefType(ref.type)
-    _, k_tiles, _, width = ref_type.shape
+    *leading, row_tiles, k_tiles, _, width = ref_type.shape
     swizzle = width * utils.bitwidth(ref_type.element_type) // 8
     atom = 8 * swizzle
     mode = {128: 1, 64: 2, 32: 3}[swizzle]
     stride = k_tiles * atom
-    address = llvm.ptrtoint(i64_type(), utils.memref_ptr(ref))
-    address = arith.shrui(arith.andi(address, i64(0x3FFFF)), i64(4))
-    fixed = (1 << 16) | ((stride >> 4) << 32) | (mode << 62)
-    base = arith.ori(address, i64(fixed - 2**64 if fixed >= 2**63 else fixed))
-    return [
-        arith.addi(base, i64((tile * atom + start) >> 4))
+    # Only the lower half differs from slice to slice, so 32-bit arithmetic is enough.
+    address = llvm.ptrtoint(i32_type(), utils.memref_ptr(ref))
+    low = arith.ori(arith.andi(arith.shrui(address, i32(4)), i32(0x3FFF)), i32(1 << 16))
+    high = i64(((stride >> 4) << 32 | mode << 62) - (2**64 if mode >= 2 else 0))
+    offsets = [
+        outer * row_tiles * stride + tile * atom + start
+        for outer in range(math.prod(leading))
         for tile in range(k_tiles)
         for start in range(0, swizzle, 32)
     ]
+    return [arith.ori(arith.extui(i64_type(), iadd(low, x >> 4)), high) for x in offsets]
 
 
 def wgmma_fence() -> None:

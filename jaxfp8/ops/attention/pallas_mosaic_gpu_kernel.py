@@ -185,10 +185,7 @@ def attention_kernel(
         return s
 
     def issue_output(o: list[Any] | None, p: list[Any], v_smem: Any) -> list[Any]:
-        slices = []
-        for granule in range(granules):
-            slices += emit.operand_slices(utils.memref_slice(v_smem, granule))
-        for i, b in enumerate(slices):
+        for i, b in enumerate(emit.operand_slices(v_smem)):
             o = emit.wgmma(o, p[4 * i : 4 * i + 4], b, dv, mma)
         emit.wgmma_commit()
         assert o is not None
@@ -234,11 +231,15 @@ def attention_kernel(
     def row_maxima(ctx: Any, s: Any, m: Any, scale: Any) -> Any:
         """New maxima, the factor for sums made with the old ones, the shift of the exponents."""
         scores, old, c = emit.unpack(s), emit.unpack(m), emit.scalar(scale)
-        new = []
-        for half in range(2):
-            mine = [x for i, x in enumerate(scores) if row_half(i) == half]
-            top = emit.tree(emit.maximum, [old[half], *mine])
-            new.append(emit.across_quad(emit.maximum, top))
+        # Eight chains side by side: two rows, each in four parts.
+        parts_of_rows = [[old[half], *[emit.f32(_LOWEST)] * 3] for half in range(2)]
+        for i, x in enumerate(scores):
+            chains, chain = parts_of_rows[row_half(i)], (i // 4 * 2 + i % 2) % 4
+            chains[chain] = emit.maximum(chains[chain], x)
+        new = [emit.tree(emit.maximum, chains) for chains in parts_of_rows]
+        for distance in (1, 2):
+            others = [utils.shfl_bfly(top, distance) for top in new]
+            new = [emit.maximum(*pair) for pair in zip(new, others, strict=True)]
         minus = emit.sub(emit.f32(0.0), c)
         shift = [emit.fma(top, minus, emit.f32(_P_SHIFT)) for top in new]
         # Exactly 1 while the maximum stands: a fused form is 1 ulp off, and the error then grows
@@ -282,7 +283,7 @@ def attention_kernel(
                 partial[row_half(i)].append(x)
             p_registers += converted(p)
             for half in range(2):
-                partial[half] = [emit.tree(emit.add, partial[half], ways=2)]
+                partial[half] = [emit.tree(emit.add, partial[half])]
             for i in range(start // 8 * each, min(no, (start // 8 + 1) * each)):
                 half = row_half(i)
                 if fp8:
@@ -292,23 +293,26 @@ def attention_kernel(
         sums = [emit.add(x, y[0]) for x, y in zip(sums, partial, strict=True)]
         return emit.pack(p_registers), emit.pack(sums), emit.pack(outputs)
 
-    @plgpu.inline_mgpu(
-        arg_types=(qk_ref, qk_ref, v_ref_type, o_file, p_file), return_type=(s_type, o_type)
-    )
-    def issue(ctx: Any, q_smem: Any, k_smem: Any, v_smem: Any, o: Any, p: Any) -> Any:
-        """The scores of a block, and the previous block's product with V."""
-        output, fragments = None if fp8 else emit.unpack(o), emit.unpack(p)
+    @plgpu.inline_mgpu(arg_types=(qk_ref, qk_ref), return_type=s_type)
+    def start_scores(ctx: Any, q_smem: Any, k_smem: Any) -> Any:
         emit.wgmma_fence()
-        scores = emit.pack(issue_scores(q_smem, k_smem))
-        return scores, emit.pack(issue_output(output, fragments, v_smem))
+        return emit.pack(issue_scores(q_smem, k_smem))
+
+    @plgpu.inline_mgpu(arg_types=(v_ref_type, o_file, p_file), return_type=o_type)
+    def start_output(ctx: Any, v_smem: Any, o: Any, p: Any) -> Any:
+        """The product of a block's P and V; for bfloat16 with the output before it."""
+        output, fragments = None if fp8 else emit.unpack(o), emit.unpack(p)
+        return emit.pack(issue_output(output, fragments, v_smem))
 
     @plgpu.inline_mgpu(arg_types=(s_file,), return_type=s_type)
     def wait_scores(ctx: Any, s: Any) -> Any:
         return emit.pack(emit.wgmma_wait(1, emit.unpack(s)))
 
-    @plgpu.inline_mgpu(arg_types=(o_file, p_file), return_type=o_type)
-    def wait_output(ctx: Any, product: Any, p: Any) -> Any:
-        return emit.pack(emit.wgmma_wait(0, emit.unpack(product), keep=emit.unpack(p)))
+    @plgpu.inline_mgpu(arg_types=(o_file, p_file, row_file, row_file), return_type=o_type)
+    def wait_output(ctx: Any, product: Any, p: Any, alpha: Any, shift: Any) -> Any:
+        # With alpha and shift as operands the maxima are found before the wait, not after.
+        keep = [x for array in (p, alpha, shift) for x in emit.unpack(array)]
+        return emit.pack(emit.wgmma_wait(0, emit.unpack(product), keep=keep))
 
     @plgpu.inline_mgpu(arg_types=(v_ref_type, o_file, row_file, p_file), return_type=o_type)
     def last_output(ctx: Any, v_smem: Any, o: Any, alpha: Any, p: Any) -> Any:
@@ -436,8 +440,8 @@ def attention_kernel(
         total = num_tasks * num_heads
         rounds = lax.div(total + num_blocks - 1, jnp.int32(num_blocks))
 
-        def slot(t: Any) -> Any:
-            return lax.rem(t, jnp.int32(stages))
+        def next_slot(slot: Any) -> Any:
+            return jnp.where(slot == stages - 1, 0, slot + 1)
 
         def find(i: Any) -> tuple[Any, Any, Any]:
             """(task, head, whether it exists) of this block's i-th turn.
@@ -478,8 +482,8 @@ def attention_kernel(
             load_query(jnp.int32(0))
             pl.when(wg == consumers - 1)(lambda: turn("arrive", 1))  # consumer 0 begins
 
-            def run_task(i: Any, count: Any) -> Any:
-                """Run the i-th task; `count` blocks have gone through the rings before it."""
+            def run_task(i: Any, last_slot: Any) -> Any:
+                """Run the i-th task; returns the slot of its last block."""
                 task, head, exists = find(i)
                 blocks = jnp.where(exists, task_ref[task, BLOCKS], 0)
                 rows = jnp.where(exists, task_ref[task, ROWS], 0) - wg * 64
@@ -515,88 +519,87 @@ def attention_kernel(
                             rows,
                         )
 
-                @pl.when(blocks == 0)
-                def _no_keys() -> None:
-                    store(*initial_state())
-                    load_query(i + 1)
-
-                @pl.when(blocks > 0)
-                def _some_keys() -> None:
+                def some_keys(last_slot: Any) -> Any:
                     o, m, l = initial_state()
                     plgpu.barrier_wait(q_full.at[wg])
-                    ks = slot(count)
-                    plgpu.barrier_wait(k_full.at[ks])
-                    s = first_scores(qs, k_smem.at[ks])
-                    plgpu.barrier_arrive(k_empty.at[ks])
+                    slot = next_slot(last_slot)
+                    plgpu.barrier_wait(k_full.at[slot])
+                    s = first_scores(qs, k_smem.at[slot])
+                    plgpu.barrier_arrive(k_empty.at[slot])
                     s = mask(s, limits, last_block * block)
                     m, alpha, shift = row_maxima(s, m, scale)
                     p, l, o = finish_block(s, shift, alpha, l, o, o, alpha, scale)
 
                     def step(t: Any, carry: Any, with_mask: bool) -> Any:
-                        o, m, l, alpha, p = carry
-                        ks, vs = slot(count + t), slot(count + t - 1)
-                        plgpu.barrier_wait(k_full.at[ks])
-                        plgpu.barrier_wait(v_full.at[vs])
+                        o, m, l, alpha, p, v_slot = carry
+                        k_slot = next_slot(v_slot)
+                        plgpu.barrier_wait(k_full.at[k_slot])
                         turn("sync", 0)
-                        s, product = issue(qs, k_smem.at[ks], v_smem.at[vs], o, p)
+                        s = start_scores(qs, k_smem.at[k_slot])
+                        plgpu.barrier_wait(v_full.at[v_slot])
+                        product = start_output(v_smem.at[v_slot], o, p)
                         turn("arrive", 1)
                         s = wait_scores(s)
-                        plgpu.barrier_arrive(k_empty.at[ks])
+                        plgpu.barrier_arrive(k_empty.at[k_slot])
                         if with_mask:
                             s = mask(s, limits, (last_block - t) * block)
                         m, next_alpha, shift = row_maxima(s, m, scale)
-                        product = wait_output(product, p)
-                        plgpu.barrier_arrive(v_empty.at[vs])
+                        product = wait_output(product, p, next_alpha, shift)
+                        plgpu.barrier_arrive(v_empty.at[v_slot])
                         p, l, o = finish_block(s, shift, next_alpha, l, o, product, alpha, scale)
-                        return o, m, l, next_alpha, p
+                        return o, m, l, next_alpha, p, k_slot
 
-                    carry = lax.fori_loop(
-                        1, masked, functools.partial(step, with_mask=True), (o, m, l, alpha, p)
-                    )
+                    carry = o, m, l, alpha, p, slot
+                    carry = lax.fori_loop(1, masked, functools.partial(step, with_mask=True), carry)
                     carry = lax.fori_loop(
                         masked, blocks, functools.partial(step, with_mask=False), carry
                     )
-                    o, m, l, alpha, p = carry
+                    o, m, l, alpha, p, slot = carry
                     warpgroup_barrier()  # every warp is done with Q
                     load_query(i + 1)
-                    vs = slot(count + blocks - 1)
-                    plgpu.barrier_wait(v_full.at[vs])
-                    o = last_output(v_smem.at[vs], o, alpha, p)
-                    plgpu.barrier_arrive(v_empty.at[vs])
+                    plgpu.barrier_wait(v_full.at[slot])
+                    o = last_output(v_smem.at[slot], o, alpha, p)
+                    plgpu.barrier_arrive(v_empty.at[slot])
                     store(o, m, l)
+                    return slot
 
-                return count + blocks
+                def no_keys(last_slot: Any) -> Any:
+                    store(*initial_state())
+                    load_query(i + 1)
+                    return last_slot
 
-            lax.fori_loop(0, rounds, run_task, jnp.int32(0))
+                return lax.cond(blocks > 0, some_keys, no_keys, last_slot)
+
+            lax.fori_loop(0, rounds, run_task, jnp.int32(stages - 1))
             pl.when(wg == 0)(lambda: turn("sync", 0))  # drains the last arrive
 
         @pl.when(wg == consumers)
         def _producer() -> None:
             plgpu.set_max_registers(config.registers[1], action="decrease")
 
-            def run_task(i: Any, count: Any) -> Any:
+            def run_task(i: Any, last_slot: Any) -> Any:
                 task, head, exists = find(i)
                 blocks = jnp.where(exists, task_ref[task, BLOCKS], 0)
                 kv_row, first_block = task_ref[task, KV_ROW], task_ref[task, FIRST_BLOCK]
                 head_granule = head * granules_per_head
 
-                @pl.loop(0, blocks)
-                def _(t: Any) -> None:
+                def load(t: Any, last_slot: Any) -> Any:
+                    slot = next_slot(last_slot)
                     row = kv_row + (first_block + blocks - 1 - t) * block
-                    at = slot(count + t)
-                    plgpu.barrier_wait(k_empty.at[at])
+                    plgpu.barrier_wait(k_empty.at[slot])
                     plgpu.copy_gmem_to_smem(
-                        k_ref.at[head, pl.ds(row, block)], k_smem.at[at], k_full.at[at]
+                        k_ref.at[head, pl.ds(row, block)], k_smem.at[slot], k_full.at[slot]
                     )
-                    plgpu.barrier_wait(v_empty.at[at])
+                    plgpu.barrier_wait(v_empty.at[slot])
                     granule = head_granule + lax.div(row, jnp.int32(KEY_GRANULE))
                     plgpu.copy_gmem_to_smem(
-                        v_ref.at[pl.ds(granule, granules)], v_smem.at[at], v_full.at[at]
+                        v_ref.at[pl.ds(granule, granules)], v_smem.at[slot], v_full.at[slot]
                     )
+                    return slot
 
-                return count + blocks
+                return lax.fori_loop(0, blocks, load, last_slot)
 
-            lax.fori_loop(0, rounds, run_task, jnp.int32(0))
+            lax.fori_loop(0, rounds, run_task, jnp.int32(stages - 1))
 
     leading = (parts,) if parts > 1 else ()
     out_dtype = jnp.float32 if parts > 1 else jnp.bfloat16
