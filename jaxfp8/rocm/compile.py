@@ -32,11 +32,19 @@ _LDS_GRANULE = 512
 
 @dataclasses.dataclass(frozen=True)
 class KernelArg:
-    """One buffer of a kernel."""
+    """One buffer of a kernel.
+
+    Attributes:
+      name: the name of the Ref in a Pallas kernel, without "_ref".
+      shape: of the array in it.
+      dtype: of the array in it.
+      same_as: the name of an earlier argument that is the same memory; None mostly.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype
+    same_as: str | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,6 +200,13 @@ def _compiled(launch: KernelLaunch, pallas_arguments: dict[str, tuple[str, ...]]
     names = pallas_arguments.get(launch.name, ())
     if len(names) != len(launch.arguments):
         names = tuple(f"arg{index}" for index in range(len(launch.arguments)))
+    names = tuple(name.removesuffix("_ref") for name in names)
+    args: list[KernelArg] = []
+    first_at: dict[tuple[int, int], str] = {}
+    for name, argument in zip(names, launch.arguments, strict=True):
+        same_as = first_at.get(argument.address)
+        args.append(KernelArg(name, argument.shape, argument.dtype, same_as))
+        first_at.setdefault(argument.address, name)
     info = _kernel_info(launch.code_object, launch.name)
     metadata = info.metadata
     return CompiledKernel(
@@ -200,10 +215,7 @@ def _compiled(launch: KernelLaunch, pallas_arguments: dict[str, tuple[str, ...]]
         grid=launch.grid,
         block_threads=launch.block_threads,
         dynamic_lds_bytes=launch.dynamic_lds_bytes,
-        args=tuple(
-            KernelArg(name.removesuffix("_ref"), shape, dtype)
-            for name, (shape, dtype) in zip(names, launch.arguments, strict=True)
-        ),
+        args=tuple(args),
         pallas=launch.name in pallas_arguments,
         # The metadata counts the AGPRs among the VGPRs: gfx942 has one file for both.
         vgpr=metadata[".vgpr_count"] - metadata[".agpr_count"],

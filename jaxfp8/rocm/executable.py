@@ -28,7 +28,8 @@ ELF_SIGNATURE = b"\x7fELF"
 
 # Field numbers of CustomKernelThunkProto, CustomKernelProto and KernelLoaderSpecProto.
 _THUNK_ARGUMENTS, _THUNK_KERNEL = 1, 3
-_ARGUMENT_SHAPE = 2
+_ARGUMENT_SLICE, _ARGUMENT_SHAPE = 1, 2
+_SLICE_OFFSET, _SLICE_ALLOCATION = 1, 3
 _SHAPE_TYPE, _SHAPE_DIMENSIONS = 2, 3
 _KERNEL_SPEC, _KERNEL_GRID, _KERNEL_BLOCK, _KERNEL_SHARED_MEMORY = 2, 3, 4, 6
 _SPEC_IN_MEMORY, _SPEC_NAME = 2, 4
@@ -60,6 +61,21 @@ _DTYPES = {
 
 
 @dataclasses.dataclass(frozen=True)
+class LaunchArgument:
+    """One buffer that a launch passes.
+
+    Attributes:
+      shape: of the array in it.
+      dtype: of the array in it.
+      address: allocation and offset; two arguments with the same one are the same memory.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    address: tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
 class KernelLaunch:
     """One kernel launch of an executable.
 
@@ -69,7 +85,7 @@ class KernelLaunch:
       grid: workgroups along x, y, z.
       block_threads: threads of a workgroup.
       dynamic_lds_bytes: LDS that the launch adds to what the code object declares.
-      arguments: shape and dtype of each buffer, inputs first, then outputs.
+      arguments: the buffers, inputs first, then outputs.
     """
 
     name: str
@@ -77,7 +93,7 @@ class KernelLaunch:
     grid: tuple[int, int, int]
     block_threads: int
     dynamic_lds_bytes: int
-    arguments: tuple[tuple[tuple[int, ...], np.dtype], ...]
+    arguments: tuple[LaunchArgument, ...]
 
 
 def kernel_launches(serialized: bytes) -> list[KernelLaunch]:
@@ -139,7 +155,7 @@ def _as_launch(message: Message) -> KernelLaunch | None:
         block = _dimensions(_submessage(_submessage(kernel, _KERNEL_BLOCK), _BLOCK_SIZE))
         (shared_memory,) = kernel.get(_KERNEL_SHARED_MEMORY, [0])
         arguments = tuple(
-            _shape(_submessage(parse_message(value), _ARGUMENT_SHAPE))
+            _argument(parse_message(value))
             for value in message.get(_THUNK_ARGUMENTS, [])
             if isinstance(value, bytes)
         )
@@ -167,6 +183,16 @@ def _dimensions(message: Message) -> tuple[int, int, int]:
     if isinstance(x, bytes) or isinstance(y, bytes) or isinstance(z, bytes):
         raise ValueError("dimensions that are no numbers")
     return x, y, z
+
+
+def _argument(message: Message) -> LaunchArgument:
+    place = _submessage(message, _ARGUMENT_SLICE)
+    allocation, offset = (place.get(field, [0])[0] for field in (_SLICE_ALLOCATION, _SLICE_OFFSET))
+    if isinstance(allocation, bytes) or isinstance(offset, bytes):
+        raise ValueError("an address that is no number")
+    return LaunchArgument(
+        *_shape(_submessage(message, _ARGUMENT_SHAPE)), address=(allocation, offset)
+    )
 
 
 def _shape(message: Message) -> tuple[tuple[int, ...], np.dtype]:

@@ -53,19 +53,22 @@ def counts_as_json(compiled: LibraryKernel) -> dict[str, Any]:
 def launch_as_json(compiled: LibraryKernel) -> dict[str, Any]:
     """NAME.json: what it takes to launch NAME.hsaco by hand or in a simulator.
 
-    Beside the keys of the contract it has "symbol", the kernel's name in the code object.
+    Beside the keys of the contract it has "symbol", the kernel's name in the code object, and
+    "same_as" in an argument that is the memory of the earlier one it names.
     """
     kernel = compiled.kernel
+    args: list[dict[str, Any]] = []
+    for arg in kernel.args:
+        args.append({"name": arg.name, "shape": list(arg.shape), "dtype": str(arg.dtype)})
+        if arg.same_as is not None:
+            args[-1]["same_as"] = arg.same_as
     return {
         "kernel": compiled.name,
         "symbol": kernel.name,
         "grid": list(kernel.grid),
         "block_threads": kernel.block_threads,
         "dynamic_lds_bytes": kernel.dynamic_lds_bytes,
-        "args": [
-            {"name": arg.name, "shape": list(arg.shape), "dtype": str(arg.dtype)}
-            for arg in kernel.args
-        ],
+        "args": args,
         "jax": jax.__version__,
         "config": compiled.config,
     }
