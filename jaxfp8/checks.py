@@ -169,7 +169,7 @@ def descale(name: str, x: Any, num_heads: int, to_match: str) -> jax.Array:
         bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
         if bad.size:
             raise ValueError(
-                f"{name}: expected finite values > 0, got {values[bad[0]]} for head {bad[0]}"
+                f"{name}: expected finite values > 0, got {values[bad[0]]!s} for head {bad[0]}"
             )
     return jnp.asarray(x, jnp.float32)
 

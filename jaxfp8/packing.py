@@ -43,8 +43,7 @@ def pack_query(
     spec = spec_of(precision, fmt, target)
     num_heads, qk_head_dim, num_tokens = check_query(q, spec.fmt)
     cu_seqlens_q = checks.cu_seqlens("cu_seqlens_q", cu_seqlens_q, num_tokens, "q")
-    if descale is not None:
-        descale = checks.descale(descale_name, descale, num_heads, "q")
+    descale = check_descale(descale_name, descale, spec, num_heads, "q")
     require_descale("q", q, descale, descale_name)
     spec = dataclasses.replace(
         spec, num_heads=num_heads, qk_head_dim=qk_head_dim, v_head_dim=v_head_dim
@@ -70,10 +69,8 @@ def pack_context(
     _, num_heads, qk_head_dim = k.shape
     v_head_dim = check_context(k, v, spec.fmt, num_heads, qk_head_dim, "k")
     cu_seqlens_k = checks.cu_seqlens("cu_seqlens_k", cu_seqlens_k, k.shape[0], "k")
-    if k_descale is not None:
-        k_descale = checks.descale("k_descale", k_descale, num_heads, "k")
-    if v_descale is not None:
-        v_descale = checks.descale("v_descale", v_descale, num_heads, "v")
+    k_descale = check_descale("k_descale", k_descale, spec, num_heads, "k")
+    v_descale = check_descale("v_descale", v_descale, spec, num_heads, "v")
     require_descale("k", k, k_descale, "k_descale")
     require_descale("v", v, v_descale, "v_descale")
     spec = dataclasses.replace(
@@ -136,6 +133,17 @@ def check_context(
     checks.attention_dtype("v", v, fmt)
     checks.matches("v", v, f"[{k.shape[0]}, {num_heads}, Dv]", (k.shape[0], num_heads, None), "k")
     return int(v.shape[2])
+
+
+def check_descale(
+    name: str, x: Any, spec: AttentionSpec, num_heads: int, to_match: str
+) -> jax.Array | None:
+    """A sound descale, or None; in a request for "bf16" only None."""
+    if x is None:
+        return None
+    if spec.fmt is None:
+        raise ValueError(f"{name}: expected None with precision='bf16', which has no scales to use")
+    return checks.descale(name, x, num_heads, to_match)
 
 
 def require_descale(name: str, x: Any, descale: Any, argument: str) -> None:

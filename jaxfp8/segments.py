@@ -89,8 +89,6 @@ def start_prefill(
         raise TypeError(f"v_head_dim: expected an integer, got {type(v_head_dim).__name__}")
     if v_head_dim < 1:
         raise ValueError(f"v_head_dim: expected at least 1, got {v_head_dim}")
-    if precision == "bf16" and q_descale is not None:
-        raise ValueError("q_descale: expected None with precision='bf16', which has no scales")
     query = packing.pack_query(
         q, cu_seqlens_q, q_descale, precision, fmt, backend,
         v_head_dim=v_head_dim, descale_name="q_descale",

@@ -75,7 +75,7 @@ def _current_device() -> Any:
     described = getattr(abstract, "abstract_device", None)
     if described is not None and "gfx" in described.device_kind:
         return _DescribedGpu(described.device_kind)
-    default = jax.config.jax_default_device
+    default = getattr(jax.config, "jax_default_device", None)
     if default is not None and not isinstance(default, str):
         return default
     return jax.devices(default)[0] if isinstance(default, str) else jax.devices()[0]
