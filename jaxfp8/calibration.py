@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -73,7 +74,7 @@ class Calibrator:
         Raises:
           TypeError: identity is not an Identity.
           ValueError: a rank or layer that cannot be.
-          OSError: the directory cannot be made.
+          OSError: the directory cannot be made or written into.
         """
         if not isinstance(identity, Identity):
             raise TypeError(f"identity: expected an Identity, got {type(identity).__name__}")
@@ -87,6 +88,10 @@ class Calibrator:
         )
         if directory is not None:
             make_folder(directory)
+            if not os.access(directory, os.W_OK | os.X_OK):
+                raise PermissionError(
+                    errno.EACCES, "cannot write shards here", os.fspath(directory)
+                )
         self._identity = identity
         self._tp_rank = tp_rank
         self._pp_rank = pp_rank

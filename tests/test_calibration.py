@@ -313,6 +313,12 @@ def test_a_constructor_that_is_refused(tmp_path):
         calibrator().__enter__()
 
 
+def test_a_directory_that_cannot_be_written_is_noticed_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # a superuser may write anywhere
+    with pytest.raises(PermissionError, match="cannot write shards here"):
+        calibrator(directory=tmp_path)
+
+
 def test_observing_waits_for_nothing_and_reads_nothing_back():
     watched = calibrator({3: "a"})
     watched.arm()
