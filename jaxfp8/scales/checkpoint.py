@@ -126,10 +126,11 @@ def _read_header(path: Path) -> bytes:
         length = int.from_bytes(prefix, "little")
         if len(prefix) < 8 or length > min(_MAX_HEADER_BYTES, size - 8):
             raise ValueError("not a safetensors file: it has no header (is it a Git LFS pointer?)")
-        header = file.read(length)
-    if len(header) < length or not header.startswith(b"{"):
-        raise ValueError("not a safetensors file: its header is not a JSON object")
-    return prefix + header
+        # Its first byte alone at first: what is no header may be long.
+        first = file.read(1)
+        if length < 2 or first != b"{":
+            raise ValueError("not a safetensors file: its header is not a JSON object")
+        return prefix + first + file.read(length - 1)
 
 
 def _update(digest: hashlib._Hash, name: str, data: bytes) -> None:

@@ -78,9 +78,9 @@ def test_it_does_not_read_the_weights(tmp_path):
         with (tmp_path / f"m{number}.safetensors").open("wb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
             file.truncate(8 + len(header) + 10**11)
-    start = time.monotonic()
+    start = time.process_time()
     checkpoint_id(tmp_path)
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(

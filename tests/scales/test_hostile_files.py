@@ -2,10 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Paths and files that are nothing of the kind: one error, at once, without allocating what they
 claim.
+
+Time is that of the processor, so that a busy machine fails no test; what blocks is stopped by an
+alarm.
 """
 
 import os
 import resource
+import signal
 import socket
 import time
 import tracemalloc
@@ -24,6 +28,20 @@ from tests.scales import builders
 from tests.scales.builders import join, split
 
 DATA = builders.artifact().to_bytes()
+
+
+@pytest.fixture(autouse=True)
+def alarm():
+    """Interrupts a test that waits for something, such as the other end of a pipe."""
+
+    def interrupt(*_):
+        raise TimeoutError("it waits")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 def with_length(length: int) -> bytes:
@@ -92,11 +110,11 @@ def test_contents(tmp_path, name):
 
 def is_refused(path, message: str, read=ScaleArtifact.read) -> None:
     tracemalloc.start()
-    start = time.monotonic()
+    start = time.process_time()
     try:
         with pytest.raises(ScaleArtifactError, match=message) as caught:
             read(path)
-        assert time.monotonic() - start < 1
+        assert time.process_time() - start < 1
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
         tracemalloc.stop()
@@ -157,10 +175,10 @@ def test_a_header_full_of_entries(tmp_path):
     entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     path = tmp_path / "file"
     path.write_bytes(join({f"t{i}": entry for i in range(14_000)}, b""))
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(ScaleArtifactError, match="metadata missing"):
         ScaleArtifact.read(path)
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_links_to_files_are_followed(tmp_path):
@@ -184,10 +202,10 @@ def test_a_shard_folder_with_traps(tmp_path):
     os.mkfifo(tmp_path / "fp8-scales-pp00-tp01.json")
     (tmp_path / "fp8-scales-pp01-tp00.json").write_bytes(b"")
     (tmp_path / "fp8-scales-pp01-tp01.json").symlink_to("/dev/zero")
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(ScaleArtifactError) as caught:
         merge_folder(tmp_path)
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 1
     assert len(caught.value.problems) == 4
 
 
@@ -199,10 +217,10 @@ def test_a_checkpoint_with_traps(tmp_path):
     with (tmp_path / "e.safetensors").open("wb") as file:
         file.write((90_000_000).to_bytes(8, "little"))
         file.truncate(10 * 10**9)
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(ScaleArtifactError) as caught:
         checkpoint_id(tmp_path)
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 1
     assert [problem[:13] for problem in caught.value.problems] == [
         f"{letter}.safetensors" for letter in "abcde"
     ]
