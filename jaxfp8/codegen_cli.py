@@ -7,10 +7,15 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
+from jaxfp8.cli import REFUSED, CommandError, require_place_for
+
+_DESCRIPTION = """
+Compiles the kernels with XLA:ROCm, which needs no GPU, and prints registers, LDS, occupancy and
+instruction counts.
+"""
 _EPILOG = """
 A line of the table is a loop with matrix instructions (full: every key of the tile is seen;
 masked: some may not be), or the whole of a kernel that has none. MFMA, VALU and trans count
@@ -20,22 +25,21 @@ lane in bytes; waves is how many fit on a SIMD.
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
-    """Adds the subcommand; the parsed arguments carry its function as `func(args) -> int`."""
+def add_parser(subparsers: Any) -> None:
+    """Adds the `codegen` command to what ArgumentParser.add_subparsers returned."""
     parser = subparsers.add_parser(
         "codegen",
-        help="compile the kernels for gfx942 and show registers and instruction counts",
-        description=__doc__,
+        help="compile the kernels for gfx942, without a GPU",
+        description=_DESCRIPTION,
         epilog=_EPILOG,
     )
-    _add_arguments(parser)
-
-
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--save-dir", type=Path, metavar="DIR", help="write NAME.hsaco and NAME.json here"
+        "--save-dir",
+        type=Path,
+        metavar="DIR",
+        help="write NAME.hsaco, the code object, and NAME.json, how to launch it, for each kernel",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all counts here")
+    parser.add_argument("--json", metavar="FILE", help="write all counts here")
     parser.add_argument(
         "--kernel",
         action="append",
@@ -47,32 +51,43 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the subcommand: 0, 1 where a kernel cannot be compiled, 2 for a wrong argument."""
-    # Imported here, so that `jaxfp8 --help` does without JAX.
+    """Runs the command.
+
+    Returns:
+      The exit status, 0.
+
+    Raises:
+      CommandError: there is no such kernel, a path cannot be written, or something that
+        compilation needs is missing.
+    """
     import jax
+    from tqdm import tqdm
 
     from jaxfp8.rocm.errors import MissingToolError
-    from jaxfp8.rocm.kernels import compile_kernel, kernel_specs
+    from jaxfp8.rocm.kernels import KernelSpec, compile_kernel, kernel_specs
     from jaxfp8.rocm.plugin import start_on_cpu
     from jaxfp8.rocm.report import counts_as_json, save, table, write_atomically
 
-    specs = kernel_specs()
-    if args.kernel:
-        for pattern in args.kernel:
-            if not any(fnmatch.fnmatchcase(spec.name, pattern) for spec in specs):
-                names = ", ".join(spec.name for spec in specs)
-                print(f"jaxfp8 codegen: no kernel {pattern!r}; there are {names}", file=sys.stderr)
-                return 2
-        specs = tuple(
-            spec for spec in specs if any(fnmatch.fnmatchcase(spec.name, p) for p in args.kernel)
-        )
+    def chosen(spec: KernelSpec) -> bool:
+        patterns = args.kernel or ["*"]
+        return any(fnmatch.fnmatchcase(spec.name, pattern) for pattern in patterns)
+
+    all_specs = kernel_specs()
+    for pattern in args.kernel or []:
+        if not any(fnmatch.fnmatchcase(spec.name, pattern) for spec in all_specs):
+            names = ", ".join(spec.name for spec in all_specs)
+            raise CommandError(f"--kernel {pattern}: there is no such kernel, only {names}")
+    specs = [spec for spec in all_specs if chosen(spec)]
     if args.list:
         print("\n".join(spec.name for spec in specs))
         return 0
+    if args.save_dir:
+        args.save_dir.mkdir(parents=True, exist_ok=True)
+    require_place_for("--json", args.json)
     start_on_cpu()
     compiled = []
     try:
-        for spec in specs:
+        for spec in tqdm(specs, unit="kernel", leave=False, disable=None):
             for kernel in compile_kernel(spec):
                 compiled.append(kernel)
                 if args.save_dir:
@@ -80,22 +95,8 @@ def run(args: argparse.Namespace) -> int:
         counts = [counts_as_json(kernel) for kernel in compiled]
         print(f"gfx942, compiled by XLA:ROCm of JAX {jax.__version__}; not run")
         print(table(compiled))
-        if args.json:
-            write_atomically(args.json, (json.dumps(counts, indent=1) + "\n").encode())
-    except (MissingToolError, LookupError, OSError) as error:
-        print(f"jaxfp8 codegen: {error}", file=sys.stderr)
-        return 1
+    except MissingToolError as error:
+        raise CommandError(str(error), REFUSED) from None
+    if args.json:
+        write_atomically(Path(args.json), (json.dumps(counts, indent=1) + "\n").encode())
     return 0
-
-
-def main() -> int:
-    """`python -m jaxfp8.codegen_cli`: the subcommand by itself."""
-    parser = argparse.ArgumentParser(
-        prog="python -m jaxfp8.codegen_cli", description=__doc__, epilog=_EPILOG
-    )
-    _add_arguments(parser)
-    return run(parser.parse_args())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -75,8 +75,7 @@ def launch_as_json(compiled: LibraryKernel) -> dict[str, Any]:
 
 
 def save(compiled: LibraryKernel, folder: Path) -> None:
-    """Writes NAME.hsaco and NAME.json into the folder, which is made if it is not there."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes NAME.hsaco and NAME.json into the folder."""
     write_atomically(folder / f"{compiled.name}.hsaco", compiled.kernel.code_object)
     text = json.dumps(launch_as_json(compiled), indent=1)
     write_atomically(folder / f"{compiled.name}.json", (text + "\n").encode())
