@@ -77,7 +77,7 @@ def examine() -> dict[str, Any]:
     try:
         report["messages"] = start_jax()
     except RuntimeError as error:
-        report["messages"] = [" ".join(str(error).split())]
+        report["messages"] = [str(error)]
         return report
     report["devices"] = _devices()
     for arch in dict.fromkeys(device["arch"] for device in report["devices"]):

@@ -14,7 +14,7 @@ class _Collector(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        self.messages.append(" ".join(f"{error or record.getMessage()}".split()))
+        self.messages.append(_on_one_line(error or record.getMessage()))
 
 
 def start_jax() -> list[str]:
@@ -25,7 +25,8 @@ def start_jax() -> list[str]:
       plugin, say, is in order and yet logs a traceback, which has no place in a program's output.
 
     Raises:
-      RuntimeError: no backend can be started, for instance none of those in JAX_PLATFORMS.
+      RuntimeError: no backend can be started, for instance none of those in JAX_PLATFORMS; its
+        message is one line.
     """
     import jax
 
@@ -36,7 +37,14 @@ def start_jax() -> list[str]:
     logger.propagate = False
     try:
         jax.devices()
+    except RuntimeError as error:
+        reasons = [_on_one_line(error), *collector.messages]
+        raise RuntimeError("; ".join(reasons)) from None
     finally:
         logger.removeHandler(collector)
         logger.propagate = propagated
     return collector.messages
+
+
+def _on_one_line(message: object) -> str:
+    return " ".join(str(message).split())

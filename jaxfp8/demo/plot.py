@@ -7,6 +7,8 @@ from __future__ import annotations
 import importlib.util
 import io
 
+import numpy as np
+
 from jaxfp8.cli import CommandError
 from jaxfp8.demo.outcome import Outcome
 
@@ -28,11 +30,11 @@ def error_plot(outcomes: list[Outcome]) -> bytes:
 
     figure = Figure(figsize=(10, 2.2 * len(outcomes) + 0.6), layout="constrained")
     axes = figure.subplots(len(outcomes), 1, sharex=True, squeeze=False)[:, 0]
-    positive = [outcome.error_map[outcome.error_map > 0] for outcome in outcomes]
-    norm = LogNorm(
-        min(errors.min(initial=1.0) for errors in positive),
-        max(errors.max(initial=0.0) for errors in positive),
-    )
+    errors = np.concatenate([outcome.error_map.ravel() for outcome in outcomes])
+    # A logarithmic scale has no room for zeros, and NaN is left white.
+    errors = errors[np.isfinite(errors) & (errors > 0)]
+    largest = errors.max(initial=1e-6)
+    norm = LogNorm(errors.min(initial=largest / 10), largest)
     for ax, outcome in zip(axes, outcomes, strict=True):
         image = ax.imshow(
             outcome.error_map, norm=norm, aspect="auto", interpolation="nearest", cmap="viridis"

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import platform
 from typing import Any
 
@@ -120,11 +121,13 @@ def as_json(setting: Setting, outcomes: list[Outcome]) -> dict[str, Any]:
             {
                 "name": outcome.name,
                 "clipped": outcome.clipped,
-                "relative_error": outcome.relative_error,
+                "relative_error": _finite(outcome.relative_error),
                 "relative_error_bound": outcome.bounds.relative,
-                "lse_error": outcome.lse_error,
+                "lse_error": _finite(outcome.lse_error),
                 "lse_error_bound": outcome.bounds.lse,
-                "relative_error_by_head": outcome.head_errors.tolist(),
+                "relative_error_by_head": [
+                    _finite(error) for error in outcome.head_errors.tolist()
+                ],
                 "needles": [
                     {
                         "depth_percent": needle.depth,
@@ -142,6 +145,11 @@ def as_json(setting: Setting, outcomes: list[Outcome]) -> dict[str, Any]:
             for outcome in outcomes
         ],
     }
+
+
+def _finite(x: float) -> float | None:
+    """x, or None where it is NaN or infinite, which JSON does not have."""
+    return x if math.isfinite(x) else None
 
 
 def _aligned(rows: list[list[str]]) -> str:

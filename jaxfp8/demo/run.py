@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         start_jax()
     except RuntimeError as error:
-        raise CommandError(" ".join(str(error).split()), REFUSED) from None
+        raise CommandError(str(error), REFUSED) from None
     fmt = jaxfp8.detect_target().fp8_format
     if fmt is None:
         raise CommandError(
