@@ -78,6 +78,7 @@ def mi300x_mesh() -> jax.sharding.Mesh:
     return topologies.make_mesh(devices, (1,), ("device",))
 
 
+@functools.cache
 def _plugin_api() -> Any:
     """The PJRT C API of the plugin, loaded without being made a JAX backend."""
     # Where there is an AMD GPU, JAX's own discovery loads the plugin; it can be loaded only once.
