@@ -83,13 +83,14 @@ def table(setting: Setting, outcomes: list[Outcome]) -> str:
         words.append(
             [f"{needle.depth} %  {shown(needle.word)}", *(shown(o.words[i]) for o in outcomes)]
         )
+    backends = ", ".join(dict.fromkeys(outcome.result.backend for outcome in outcomes))
     legend = {
         "error": "|out - exact| / |exact|, exact being attention in float64",
         "bound": "how far rounding to the format can take the error before it",
         "LSE error": "the largest, in nats",
         "clipped": "part of the Q, K and V values beyond the range of the static scales",
         "K/V bytes": "of one segment, as the attention reads it",
-        "seconds": "of the attention, compiled before",
+        "seconds": f"of the attention, compiled before (backend {backends})",
     }
     if jax.devices()[0].platform == "cpu":
         legend["seconds"] += "; a CPU emulates FP8, which saves it no time"
