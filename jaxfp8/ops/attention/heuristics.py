@@ -21,6 +21,7 @@ class KernelConfig:
       permute_keys: read K's rows in the order that leaves each probability in the register where
         the second matrix product wants it.
       scores_first: in a tile, compute the next tile's scores before P V, not after it.
+      splits: parts into which each tile's keys are split; None takes what schedule.py's model says.
     """
 
     block_q: int = 128
@@ -29,6 +30,30 @@ class KernelConfig:
     num_stages: int = 2
     permute_keys: bool = False
     scores_first: bool = False
+    splits: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What the order of a launch depends on.
+
+    Attributes:
+      slots: programs that run at a time.
+      dies: parts of the GPU with an L2 cache each, to which programs go in turn.
+    """
+
+    slots: int
+    dies: int = 1
+
+
+# MI300X and MI325X: 304 compute units, two programs of 256 threads and 256 registers on each.
+# H100 and H200: 132 multiprocessors. Elsewhere (interpret mode on a CPU) splitting gains nothing.
+_DEVICES = {"gfx942": Device(slots=608, dies=8), "sm90": Device(slots=132)}
+
+
+def device_of(arch: str) -> Device:
+    """The device model of a target."""
+    return _DEVICES.get(arch, Device(slots=1))
 
 
 # Chosen by what XLA:ROCm of JAX 0.10.2, 0.11.2 and 0.12.0 makes of them: no spills, at most 256

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jaxfp8.head_slice import HeadSlice
 from jaxfp8.ops.attention import pallas_triton_kernel as kernel
 from jaxfp8.ops.attention.base import AttentionSpec, QuantizedContext, QuantizedQuery
-from jaxfp8.ops.attention.heuristics import KernelConfig, default_config
+from jaxfp8.ops.attention.heuristics import Device, KernelConfig, default_config, device_of
+from jaxfp8.ops.attention.schedule import choose_splits
 from jaxfp8.ops.quantize import pallas_triton as packing
 from jaxfp8.states import AttentionState
 from jaxfp8.targets import Target, detect_target
@@ -58,11 +59,13 @@ class PallasTritonBackend:
       name: its name in the registry.
       interpret: run the kernels in Pallas interpret mode, on any device.
       config: tile shapes and compiler settings; None takes the target's.
+      device: what the order of programs and the splits are chosen for; None takes the target's.
     """
 
     name: str = "pallas_triton"
     interpret: bool = False
     config: KernelConfig | None = None
+    device: Device | None = None
 
     def unsupported(self, spec: AttentionSpec, target: Target) -> str | None:
         """See AttentionBackend."""
@@ -144,6 +147,17 @@ class PallasTritonBackend:
             causal=causal,
             config=kv.config,
         )
+        device = self.device or device_of(detect_target().arch)
+        splits = choose_splits(
+            heads,
+            query.num_tokens,
+            context.num_tokens,
+            query.cu_seqlens.shape[0] - 1,
+            v_size,
+            causal,
+            kv.config,
+            device,
+        )
         factor = query.descale * context.k_descale * (softmax_scale * math.log2(math.e))
         out, lse = kernel.attend(
             q.values,
@@ -157,8 +171,12 @@ class PallasTritonBackend:
             negative_scale=softmax_scale < 0,
             fmt=context.spec.fmt,
             config=kv.config,
+            splits=splits,
+            dies=device.dies,
             interpret=self.interpret,
         )
+        if splits > 1:
+            out, lse = kernel.merge_splits(out, lse)
         return AttentionState(out, lse)
 
     def _config(self, spec: AttentionSpec) -> KernelConfig:

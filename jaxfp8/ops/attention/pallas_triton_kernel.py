@@ -30,7 +30,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from jaxfp8 import pallas_compat
 from jaxfp8.formats import Fp8Format
-from jaxfp8.ops.attention import tiling
+from jaxfp8.ops.attention import schedule, tiling
 from jaxfp8.ops.attention.heuristics import KernelConfig
 from jaxfp8.ops.quantize.pallas_triton import column_chunks
 
@@ -40,7 +40,7 @@ _P_EXPONENT = 7.0
 _NO_MAXIMUM = -1e30
 
 # Rows of the work table.
-_TOKEN, _COUNT, _SEQUENCE, _FIRST, _FULL, _END, _KEYS, _VISIBLE = range(8)
+_TILE, _TOKEN, _COUNT, _SEQUENCE, _FIRST, _FULL, _END, _KEYS, _VISIBLE = range(9)
 
 
 def work_table(
@@ -51,10 +51,10 @@ def work_table(
     causal: bool,
     config: KernelConfig,
 ) -> jax.Array:
-    """int32 [8, tiles]: what each tile of query rows has to do.
+    """int32 [9, tiles + 1]: what each tile of query rows has to do, those with most keys first.
 
     The rows past the last sequence are one more sequence, which sees no key: so every row of the
-    output is written.
+    output is written. The last column is a tile without rows.
 
     Args:
       cu_seqlens_q: int32 [B + 1].
@@ -64,12 +64,13 @@ def work_table(
       config: tile shapes.
 
     Returns:
-      For each tile: first row in the output; number of rows; sequence; the packed key tile that it
-      starts at, the one at which masks begin, and the one at which it ends; number of keys of the
-      sequence; number of keys that its first row sees, negative where later rows see none either.
+      For each tile: its index in the packed queries; first row in the output; number of rows;
+      sequence; the packed key tile that it starts at, the one at which masks begin, and the one at
+      which it ends; number of keys of the sequence; number of keys that its first row sees,
+      negative where later rows see none either.
     """
     batch = cu_seqlens_q.shape[0] - 1
-    num_tiles = tiling.max_tiles(num_tokens, batch + 1, config.block_q)
+    num_tiles = schedule.num_tiles_of(num_tokens, batch, config)
     rest = jnp.full(1, num_tokens, jnp.int32)
     tiles = tiling.tile_table(jnp.concatenate([cu_seqlens_q, rest]), config.block_q, num_tiles)
     real = (tiles.sequence < batch) & (tiles.count > 0)
@@ -78,14 +79,18 @@ def work_table(
     if causal:
         queries = jnp.diff(cu_seqlens_q)[sequence]
         visible = jnp.where(real, keys - queries + tiles.row + 1, 0)
-        seen_by_all = jnp.minimum(visible, keys)
-        seen_by_any = jnp.minimum(visible + tiles.count - 1, keys)
+        seen_by_all = jnp.clip(visible, 0, keys)
+        seen_by_any = jnp.clip(visible + tiles.count - 1, 0, keys)
     else:
         visible = seen_by_all = seen_by_any = keys
     first = tiling.first_tiles(cu_seqlens_k, config.block_k)[sequence]
-    full = first + jnp.maximum(seen_by_all, 0) // config.block_k
-    end = first + (jnp.maximum(seen_by_any, 0) + config.block_k - 1) // config.block_k
-    return jnp.stack([tiles.token, tiles.count, sequence, first, full, end, keys, visible])
+    full = first + seen_by_all // config.block_k
+    end = first + (seen_by_any + config.block_k - 1) // config.block_k
+    tile = jnp.arange(num_tiles, dtype=jnp.int32)
+    table = jnp.stack([tile, tiles.token, tiles.count, sequence, first, full, end, keys, visible])
+    if causal or batch > 1:
+        table = table[:, jnp.argsort(first - end)]
+    return jnp.pad(table, ((0, 0), (0, 1)))
 
 
 def attend(
@@ -101,6 +106,8 @@ def attend(
     negative_scale: bool,
     fmt: Fp8Format | None,
     config: KernelConfig,
+    splits: int = 1,
+    dies: int = 1,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """Runs the kernel on packed operands (ops/quantize/pallas_triton.py).
@@ -118,21 +125,31 @@ def attend(
       negative_scale: whether the first row of `scales` is negative.
       fmt: the FP8 format; None for bfloat16.
       config: tile shapes, warps, stages.
+      splits: parts into which the keys of each tile are split.
+      dies: see schedule.program_order.
       interpret: run in Pallas interpret mode.
 
     Returns:
-      out bfloat16 [num_tokens, H, Dv] and lse float32 [H, num_tokens], all of it written.
+      out bfloat16 [num_tokens, H, Dv] and lse float32 [H, num_tokens], all of it written. With
+      splits > 1, out float32 [splits, num_tokens, H, Dv] and lse [splits, H, num_tokens], which
+      `merge_splits` merges; a split without keys has zeros and -inf.
     """
-    heads, _, _ = q.shape
+    heads = q.shape[0]
     v_size = v.shape[2]
-    num_tiles = work.shape[1]
+    num_tiles = work.shape[1] - 1
+    order = schedule.program_order(heads, splits, num_tiles, dies, causal)
+    parts = (splits,) if splits > 1 else ()
+    out_dtype = jnp.float32 if splits > 1 else jnp.bfloat16
 
-    def kernel(q_ref, k_ref, v_ref, nonfinite_ref, work_ref, scales_ref, out_ref, lse_ref) -> None:  # type: ignore[no-untyped-def]
-        program = pl.program_id(0)
-        head, tile = lax.div(program, num_tiles), lax.rem(program, num_tiles)
-        todo = [work_ref[i, tile] for i in range(8)]
+    def kernel(  # type: ignore[no-untyped-def]
+        q_ref, k_ref, v_ref, nonfinite_ref, order_ref, work_ref, scales_ref, out_ref, lse_ref
+    ):  # fmt: skip
+        item = order_ref[pl.program_id(0)]
+        pair, rank = lax.div(item, num_tiles + 1), lax.rem(item, num_tiles + 1)
+        head, split = lax.div(pair, splits), lax.rem(pair, splits)
+        todo = [work_ref[i, rank] for i in range(9)]
         m, total, acc = _attend_tiles(
-            q_ref, k_ref, v_ref, head, tile, todo, scales_ref[0, head],
+            q_ref, k_ref, v_ref, head, todo, _part_of(todo, split, splits), scales_ref[0, head],
             causal=causal, negative_scale=negative_scale, fmt=fmt, config=config,
         )  # fmt: skip
         row = jnp.arange(config.block_q, dtype=jnp.int32)
@@ -144,27 +161,57 @@ def attend(
         out = _add_nonfinite(out, first, visible)
         lse = jnp.where(some, (m + jnp.log2(total)) * math.log(2), -jnp.inf)
         token, valid = todo[_TOKEN] + row, row < todo[_COUNT]
+        part = (split,) if splits > 1 else ()
         plgpu.store(
-            out_ref.at[token[:, None], head, column[None, :]],
-            out.astype(jnp.bfloat16),
+            out_ref.at[*part, token[:, None], head, column[None, :]],
+            out.astype(out_dtype),
             mask=jnp.broadcast_to(valid[:, None], out.shape),
         )
-        plgpu.store(lse_ref.at[head, token], lse, mask=valid)
+        plgpu.store(lse_ref.at[*part, head, token], lse, mask=valid)
 
     result: tuple[jax.Array, jax.Array] = pl.pallas_call(
         kernel,
         out_shape=(
-            pallas_compat.out_type((num_tokens, heads, v_size), jnp.bfloat16),
-            pallas_compat.out_type((heads, num_tokens), jnp.float32),
+            pallas_compat.out_type((*parts, num_tokens, heads, v_size), out_dtype),
+            pallas_compat.out_type((*parts, heads, num_tokens), jnp.float32),
         ),
-        grid=(heads * num_tiles,),
+        grid=(order.size,),
         compiler_params=plgpu.CompilerParams(
             num_warps=config.num_warps, num_stages=config.num_stages
         ),
         interpret=interpret,
         name="jaxfp8_attention",
-    )(q, k, v, nonfinite, work, scales)
+    )(q, k, v, nonfinite, jnp.asarray(order), work, scales)
     return result
+
+
+def merge_splits(out: jax.Array, lse: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Merges what `attend` returns with splits > 1, in float32.
+
+    Args:
+      out: float32 [splits, T, H, Dv].
+      lse: float32 [splits, H, T].
+
+    Returns:
+      out bfloat16 [T, H, Dv], lse float32 [H, T].
+    """
+    largest = jnp.max(lse, axis=0)
+    weights = jnp.exp(lse - jnp.where(largest == -jnp.inf, 0.0, largest))
+    total = jnp.sum(weights, axis=0)
+    weights = jnp.swapaxes(weights / jnp.where(total == 0.0, 1.0, total), 1, 2)[..., None]
+    # A split without keys has the infinities of V too (`_add_nonfinite`): 0 * inf must not arise.
+    merged = jnp.sum(jnp.where(weights == 0.0, 0.0, weights * out), axis=0)
+    return merged.astype(jnp.bfloat16), jnp.log(total) + largest
+
+
+def _part_of(
+    todo: list[jax.Array], split: jax.Array, splits: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(first, full, end) of a split's share of a tile's key tiles; all may be empty."""
+    first, tiles = todo[_FIRST], todo[_END] - todo[_FIRST]
+    begin = first + lax.div(tiles * split, splits)
+    end = first + lax.div(tiles * (split + 1), splits)
+    return begin, jnp.clip(todo[_FULL], begin, end), end
 
 
 def _attend_tiles(
@@ -172,8 +219,8 @@ def _attend_tiles(
     k_ref: Any,
     v_ref: Any,
     head: jax.Array,
-    tile: jax.Array,
     todo: list[jax.Array],
+    part: tuple[jax.Array, jax.Array, jax.Array],
     scale: jax.Array,
     *,
     causal: bool,
@@ -188,7 +235,7 @@ def _attend_tiles(
 
     # The bounds let the compiler prove that offsets fit 32 bits, and use buffer loads.
     head = jnp.clip(head, 0, q_ref.shape[0] - 1)
-    q_row = jnp.clip(tile, 0, q_ref.shape[1] // block_q - 1) * block_q
+    q_row = jnp.clip(todo[_TILE], 0, q_ref.shape[1] // block_q - 1) * block_q
     row = jnp.arange(block_q, dtype=jnp.int32)
     q = [
         q_ref[head, (q_row + row)[:, None], (start + jnp.arange(size, dtype=jnp.int32))[None, :]]
@@ -265,12 +312,13 @@ def _attend_tiles(
         m, total, acc = update(m, total, acc, m_new, p, v)
         return m, total, acc
 
-    s = scores(todo[_FIRST])
+    first, full, end = part
+    s = scores(first)
     zeros = jnp.zeros((block_q,), jnp.float32)
     acc = jnp.zeros((block_q, v_size), jnp.float32)
     carry = (zeros + _NO_MAXIMUM, zeros, acc, s, largest(s))
-    m, total, acc, *_ = lax.fori_loop(todo[_FIRST], todo[_FULL], full_tile, carry)
-    m, total, acc = lax.fori_loop(todo[_FULL], todo[_END], masked_tile, (m, total, acc))
+    m, total, acc, *_ = lax.fori_loop(first, full, full_tile, carry)
+    m, total, acc = lax.fori_loop(full, end, masked_tile, (m, total, acc))
     return m, total, acc
 
 

@@ -24,6 +24,7 @@ def max_tiles(num_tokens: int, num_sequences: int, block: int) -> int:
     return min(num_tokens, (num_tokens + num_sequences * (block - 1)) // block)
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TileTable:
     """What each tile holds; int32 [num_tiles] each.

@@ -152,11 +152,11 @@ def pack_keys_and_values(
             values = _quantize(values, v_descale_ref[head], fmt)
             v_out_ref[head, tile, columns[:, None], lane[None, :]] = values.T
             for i, mask in enumerate(hidden):
-                key = (row_ref[tile] + lane).astype(jnp.float32)
-                first = jnp.min(jnp.where(mask, key[:, None], NO_KEY), axis=0)
 
-                @pl.when(jnp.min(first) < NO_KEY)
-                def _(i=i, first=first, columns=columns):  # type: ignore[no-untyped-def]
+                @pl.when(jnp.max(mask.astype(jnp.int32)) > 0)
+                def _(i=i, mask=mask, columns=columns):  # type: ignore[no-untyped-def]
+                    key = (row_ref[tile] + lane).astype(jnp.float32)
+                    first = jnp.min(jnp.where(mask, key[:, None], NO_KEY), axis=0)
                     where = (i, head, sequence_ref[tile], columns)
                     plgpu.atomic_min(nonfinite_ref, where, first)
 
