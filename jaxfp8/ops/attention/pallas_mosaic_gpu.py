@@ -24,7 +24,7 @@ from jaxfp8.targets import Target
 
 _HEAD_DIMS = ((192, 128), (128, 128))
 
-_FP8_CONFIG = kernels.KernelConfig(block_kv=128, consumers=2, stages=3)
+_FP8_CONFIG = kernels.KernelConfig(block_kv=160, consumers=2, stages=3)
 _BF16_CONFIG = kernels.KernelConfig(block_kv=128, consumers=2, stages=2)
 
 # Multiprocessors of an H100 or H200 (SXM); a chip with fewer runs the same grid in turns.
@@ -94,7 +94,7 @@ class MosaicGpuBackend:
         spec: AttentionSpec,
     ) -> jax.Array:
         """[H, Tq rounded up, Dqk]."""
-        return packing.pack_query(q, cu_seqlens, descale, spec.fmt)
+        return packing.pack_query(q, descale, spec.fmt)
 
     def pack_context(
         self,
@@ -125,7 +125,6 @@ class MosaicGpuBackend:
         packed: PackedContext = context.data
         config = _FP8_CONFIG if query.spec.precision == "fp8" else _BF16_CONFIG
         parts = _num_parts(num_tokens, context.num_tokens, num_heads, config)
-        one_length = not causal and query.cu_seqlens.shape[0] == 2
         tasks = schedule.attention_tasks(
             query.cu_seqlens,
             context.cu_seqlens,
@@ -134,7 +133,6 @@ class MosaicGpuBackend:
             block_kv=config.block_kv,
             causal=causal,
             parts=parts,
-            longest_first=not one_length,
         )
         # A scale of 0 would turn masked scores, -inf, into NaN.
         exponent = query.descale * context.k_descale * (softmax_scale * kernels.LOG2_E)
@@ -149,7 +147,8 @@ class MosaicGpuBackend:
             config=config,
             causal=causal,
             parts=parts,
-            head_major=one_length,
+            # Tasks of one length run head by head, so that K and V are read from memory once.
+            head_major=not causal and query.cu_seqlens.shape[0] == 2,
             num_blocks=min(_NUM_SMS, (tasks.shape[0] - 1) * num_heads),
             num_tokens=num_tokens,
         )

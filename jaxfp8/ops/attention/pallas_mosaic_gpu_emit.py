@@ -25,7 +25,7 @@ import numpy as np
 from jax.experimental.mosaic.gpu import fragmented_array, utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, vector
+from jaxlib.mlir.dialects import arith, llvm, scf, vector
 
 Value = Any
 """An MLIR value (ir.Value); the MLIR bindings are not typed."""
@@ -156,6 +156,9 @@ add = functools.partial(_instruction, "add.rn.ftz.f32")
 sub = functools.partial(_instruction, "sub.rn.ftz.f32")
 mul = functools.partial(_instruction, "mul.rn.ftz.f32")
 maximum = functools.partial(_instruction, "max.ftz.f32")
+# These give NaN where an operand is NaN.
+max_nan = functools.partial(_instruction, "max.NaN.f32")
+min_nan = functools.partial(_instruction, "min.NaN.f32")
 
 
 def tree(op: Callable[[Value, Value], Value], values: Sequence[Value]) -> Value:
@@ -173,6 +176,25 @@ def across_quad(op: Callable[[Value, Value], Value], value: Value) -> Value:
     return value
 
 
+def where_any(
+    flags: Sequence[Value], values: list[Value], update: Callable[[], list[Value]]
+) -> list[Value]:
+    """update() in the warps where one of the i1 flags is set in some thread, else `values`."""
+    flag = functools.reduce(arith.ori, flags)
+    text = (
+        "{.reg .pred p, q; setp.ne.b32 p, $1, 0; vote.sync.any.pred q, p, -1; "
+        "selp.b32 $0, 1, 0, q;}"
+    )
+    voted = asm([i32_type()], [arith.extui(i32_type(), flag)], text, "=r,r", True)[0]
+    voted = arith.cmpi(arith.CmpIPredicate.ne, voted, i32(0))
+    branch = scf.IfOp(voted, [v.type for v in values], has_else=True)
+    with ir.InsertionPoint(branch.then_block):
+        scf.yield_(update())
+    with ir.InsertionPoint(branch.else_block):
+        scf.yield_(values)
+    return list(branch.results)
+
+
 def convert_e4m3x4(a: Value, b: Value, c: Value, d: Value) -> Value:
     """Four float32 as e4m3 in one register, a in the lowest byte; saturates, NaN stays NaN."""
     text = (
@@ -180,6 +202,11 @@ def convert_e4m3x4(a: Value, b: Value, c: Value, d: Value) -> Value:
         "cvt.rn.satfinite.e4m3x2.f32 hi, $4, $3; mov.b32 $0, {lo, hi};}"
     )
     return asm([i32_type()], [a, b, c, d], text, "=r,f,f,f,f")[0]
+
+
+def unpack_bf16x2(x: Value) -> list[Value]:
+    """The two bfloat16 of a register as float32, the lower half first."""
+    return [as_f32(arith.shli(x, i32(16))), as_f32(arith.andi(x, i32(0xFFFF0000)))]
 
 
 def convert_bf16x2(a: Value, b: Value) -> Value:
@@ -225,6 +252,11 @@ def load_global(address: Value, types: Sequence[Any]) -> list[Value]:
         operands = "{" + operands + "}"
     constraints = ",".join([f"={r}" for r in registers] + ["l"])
     return asm(types, [address], f"ld.global{width}.b32 {operands}, [${n}];", constraints, True)
+
+
+def atomic_min_global(address: Value, value: Value) -> None:
+    """min into an int32 in global memory."""
+    asm([], [address, value], "red.global.min.s32 [$0], $1;", "l,r", True)
 
 
 # Register files.

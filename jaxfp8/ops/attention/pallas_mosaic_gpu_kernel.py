@@ -6,9 +6,9 @@ One block an SM works through a list of tasks (pallas_mosaic_gpu_schedule.py); a
 tile of query rows against a run of key blocks. One warpgroup only loads: K and V blocks, through
 TMA, into rings of `stages` slots. Each consumer warpgroup owns 64 of the tile's rows. For key block
 t it issues S(t) = Q K(t)' and O += P(t-1) V(t-1) back to back, and runs the softmax of S(t) while
-the second product and the other consumers' products execute; named barriers make the consumers
-take turns at issuing. Within a block, the row maxima are found while the second product runs, and
-the exponentials, which the special function unit limits, share their time with the accumulation.
+the other consumers' products execute; named barriers make the consumers take turns at issuing. The
+special function unit limits the exponentials; row maxima, sums, conversion and the accumulation of
+the output are done in their shadow.
 
 P stays in registers. The accumulator of S gives a thread columns 2t, 2t+1 of every 8; as the A
 operand of the second product, bfloat16 wants just those, e4m3 wants columns 4t .. 4t+3 of every 16.
@@ -50,9 +50,12 @@ KEY_ORDER = tuple(2 * t + (r & 1) + 8 * (r >> 1) for t in range(4) for r in rang
 # gives exp2(-inf) = 0 and not NaN, and below any score of FP8 operands.
 _LOWEST = -1e30
 
-# P is stored as exp2(score - max + 8): 256 at most, within e4m3's 448, so nothing clips. The same
-# factor is in the sum, so the quotient does not change.
-_P_SHIFT = 8.0
+# P is stored as exp2(score - reference + 5). The reference is the row's maximum over the blocks
+# before, so that the exponentials need not wait for this block's; where a score is more than 3
+# above it, the block is done again with a new reference. So P is 256 at most, within e4m3's 448,
+# and nothing clips. The same factors are in the sum, so the quotient does not change.
+_P_SHIFT = 5.0
+_HEADROOM = 3.0
 
 # Fields of a task: the first row of its tile (a multiple of 8: the copy engine's tiles), the rows
 # to skip at its start and the row it ends before, where its sequence's packed keys begin, its first
@@ -163,19 +166,6 @@ def attention_kernel(
         """Which of a thread's two rows register `index` of an accumulator belongs to."""
         return (index // 2) % 2
 
-    def probabilities(s: list[Any], scale: Any, shift: list[Any]) -> list[Any]:
-        return [emit.exp2(emit.fma(x, scale, shift[row_half(i)])) for i, x in enumerate(s)]
-
-    def converted(p: list[Any]) -> list[Any]:
-        """P as A operands; for FP8 8 of a thread's probabilities give 2 registers, else 4."""
-        if not fp8:
-            return [emit.convert_bf16x2(p[i], p[i + 1]) for i in range(0, len(p), 2)]
-        return [
-            emit.convert_e4m3x4(p[i], p[i + 1], p[i + 4], p[i + 5])
-            for group in range(0, len(p), 8)
-            for i in (group, group + 2)
-        ]
-
     def issue_scores(q_smem: Any, k_smem: Any) -> list[Any]:
         s = None
         for a, b in zip(emit.operand_slices(q_smem), emit.operand_slices(k_smem), strict=True):
@@ -191,11 +181,16 @@ def attention_kernel(
         assert o is not None
         return o
 
-    @plgpu.inline_mgpu(return_type=(o_type, row_type, row_type))
+    @plgpu.inline_mgpu(return_type=(o_type, row_type, row_type, row_type, p_type))
     def initial_state(ctx: Any) -> Any:
-        """Output, row maxima, row sums."""
-        zero, lowest = emit.f32(0.0), emit.f32(_LOWEST)
-        return emit.pack([zero] * no), emit.pack([lowest] * 2), emit.pack([zero] * 2)
+        """Output, row sums, reference, alpha, P."""
+        zero, one, lowest = emit.f32(0.0), emit.f32(1.0), emit.f32(_LOWEST)
+        return tuple(
+            map(
+                emit.pack,
+                ([zero] * no, [zero] * 2, [lowest] * 2, [one] * 2, [emit.i32(0)] * np_),
+            )
+        )
 
     @plgpu.inline_mgpu(arg_types=(scalar, scalar), return_type=limit_type)
     def row_limits(ctx: Any, first: Any, keys: Any) -> Any:
@@ -225,106 +220,219 @@ def attention_kernel(
             scores[i] = arith.select(seen, scores[i], hidden)
         return emit.pack(scores)
 
-    @plgpu.inline_mgpu(
-        arg_types=(s_file, row_file, scalar), return_type=(row_type, row_type, row_type)
-    )
-    def row_maxima(ctx: Any, s: Any, m: Any, scale: Any) -> Any:
-        """New maxima, the factor for sums made with the old ones, the shift of the exponents."""
-        scores, old, c = emit.unpack(s), emit.unpack(m), emit.scalar(scale)
-        # Eight chains side by side: two rows, each in four parts.
-        parts_of_rows = [[old[half], *[emit.f32(_LOWEST)] * 3] for half in range(2)]
-        for i, x in enumerate(scores):
-            chains, chain = parts_of_rows[row_half(i)], (i // 4 * 2 + i % 2) % 4
-            chains[chain] = emit.maximum(chains[chain], x)
-        new = [emit.tree(emit.maximum, chains) for chains in parts_of_rows]
-        for distance in (1, 2):
-            others = [utils.shfl_bfly(top, distance) for top in new]
-            new = [emit.maximum(*pair) for pair in zip(new, others, strict=True)]
-        minus = emit.sub(emit.f32(0.0), c)
-        shift = [emit.fma(top, minus, emit.f32(_P_SHIFT)) for top in new]
-        # Exactly 1 while the maximum stands: a fused form is 1 ulp off, and the error then grows
-        # with the number of blocks.
-        alpha = [emit.exp2(emit.mul(emit.sub(a, b), c)) for a, b in zip(old, new, strict=True)]
-        return emit.pack(new), emit.pack(alpha), emit.pack(shift)
+    def rescale_factor(old: Any, new: Any, c: Any) -> Any:
+        """What turns sums made with one reference into sums with another.
+
+        Exactly 1 while the reference stands: a fused form is 1 ulp off, and the error then grows
+        with the number of blocks.
+        """
+        return emit.exp2(emit.mul(emit.sub(old, new), c))
+
+    class RowMaxima:
+        """Row maxima of a block, in eight chains: two rows, each in four parts."""
+
+        def __init__(self) -> None:
+            self.chains: list[list[Any]] = [[], []]
+
+        def add(self, scores: list[Any], start: int, stop: int) -> None:
+            for i in range(start, stop):
+                chains, chain = self.chains[row_half(i)], (i // 4 * 2 + i % 2) % 4
+                if chain == len(chains):
+                    chains.append(scores[i])
+                else:
+                    chains[chain] = emit.maximum(chains[chain], scores[i])
+
+        def result(self) -> list[Any]:
+            tops = [emit.tree(emit.maximum, chains) for chains in self.chains]
+            return [emit.across_quad(emit.maximum, top) for top in tops]
+
+    class Probabilities:
+        """P of a block as A operands, and the sums of its rows."""
+
+        def __init__(self, reference: list[Any], c: Any) -> None:
+            minus = emit.sub(emit.f32(0.0), c)
+            self.c = c
+            self.shift = [emit.fma(x, minus, emit.f32(_P_SHIFT)) for x in reference]
+            self.registers: list[Any] = []
+            self.sums: list[list[Any]] = [[], []]
+
+        def add(self, scores: list[Any], start: int) -> None:
+            """Eight more of a thread's scores."""
+            p = []
+            for i in range(start, start + 8):
+                half = row_half(i)
+                p.append(emit.exp2(emit.fma(scores[i], self.c, self.shift[half])))
+                self.sums[half].append(p[-1])
+            self.sums = [[emit.tree(emit.add, x)] for x in self.sums]
+            if fp8:
+                for i in (0, 2):
+                    self.registers.append(emit.convert_e4m3x4(p[i], p[i + 1], p[i + 4], p[i + 5]))
+            else:
+                self.registers += [emit.convert_bf16x2(p[i], p[i + 1]) for i in (0, 2, 4, 6)]
+
+        def results(self) -> list[Any]:
+            return [*self.registers, *(x for (x,) in self.sums)]
 
     @plgpu.inline_mgpu(
-        arg_types=(s_file, row_file, row_file, row_file, o_file, o_file, row_file, scalar),
-        return_type=(p_type, row_type, o_type),
+        arg_types=(s_file, row_file, row_file, scalar), return_type=(row_type, row_type)
     )
-    def finish_block(
-        ctx: Any,
-        s: Any,
-        shift: Any,
-        alpha: Any,
-        l: Any,
-        total: Any,
-        product: Any,
-        last_alpha: Any,
-        scale: Any,
-    ) -> Any:
-        """P, row sums, and the output with the previous block's product.
+    def raise_reference(ctx: Any, s: Any, reference: Any, alpha: Any, scale: Any) -> Any:
+        """The reference, not below this block's maxima, and the factor that goes with it."""
+        scores, old, c = emit.unpack(s), emit.unpack(reference), emit.scalar(scale)
+        maxima = RowMaxima()
+        maxima.add(scores, 0, ns)
+        pairs = zip(old, maxima.result(), strict=True)
+        new = [emit.maximum(a, b) for a, b in pairs]
+        factors = [rescale_factor(a, b, c) for a, b in zip(old, new, strict=True)]
+        pairs = zip(emit.unpack(alpha), factors, strict=True)
+        return emit.pack(new), emit.pack([emit.mul(a, b) for a, b in pairs])
+
+    def with_product(o: Any, factors: list[Any], product: Any) -> list[Any]:
+        """The output with a block's product.
 
         Hopper's FP8 matrix unit adds to its accumulator with a few bits less than float32, always
         towards zero: with V of nonzero mean a sum over 65,536 keys came out 44 % short. So for FP8
         each block's product starts from zero and is added here, which costs what the rescaling of
         the output would.
         """
-        scores, shifts, c = emit.unpack(s), emit.unpack(shift), emit.scalar(scale)
-        new_alpha, old_alpha = emit.unpack(alpha), emit.unpack(last_alpha)
-        sums = [emit.mul(x, factor) for x, factor in zip(emit.unpack(l), new_alpha, strict=True)]
-        partial: list[list[Any]] = [[], []]
-        outputs, products = emit.unpack(total), emit.unpack(product)
-        p_registers: list[Any] = []
-        each = -(-no // (ns // 8))
-        # Emitted interleaved, as the instructions should issue.
-        for start in range(0, ns, 8):
-            p = probabilities(scores[start : start + 8], c, shifts)
-            for i, x in enumerate(p):
-                partial[row_half(i)].append(x)
-            p_registers += converted(p)
-            for half in range(2):
-                partial[half] = [emit.tree(emit.add, partial[half])]
-            for i in range(start // 8 * each, min(no, (start // 8 + 1) * each)):
-                half = row_half(i)
-                if fp8:
-                    outputs[i] = emit.fma(outputs[i], old_alpha[half], products[i])
-                else:
-                    outputs[i] = emit.mul(products[i], new_alpha[half])
-        sums = [emit.add(x, y[0]) for x, y in zip(sums, partial, strict=True)]
-        return emit.pack(p_registers), emit.pack(sums), emit.pack(outputs)
+        pairs = enumerate(zip(emit.unpack(o), emit.unpack(product), strict=True))
+        return [emit.fma(x, factors[row_half(i)], y) for i, (x, y) in pairs]
 
-    @plgpu.inline_mgpu(arg_types=(qk_ref, qk_ref), return_type=s_type)
-    def start_scores(ctx: Any, q_smem: Any, k_smem: Any) -> Any:
-        emit.wgmma_fence()
-        return emit.pack(issue_scores(q_smem, k_smem))
+    block_types: dict[str, Any] = dict(
+        arg_types=(s_file, row_file, row_file, row_file, o_file, o_file, row_file, scalar),
+        return_type=(p_type, row_type, o_type, row_type, row_type, row_type),
+    )
 
-    @plgpu.inline_mgpu(arg_types=(v_ref_type, o_file, p_file), return_type=o_type)
-    def start_output(ctx: Any, v_smem: Any, o: Any, p: Any) -> Any:
-        """The product of a block's P and V; for bfloat16 with the output before it."""
+    @plgpu.inline_mgpu(**block_types)
+    def finish_exact(
+        ctx: Any,
+        s: Any,
+        reference: Any,
+        alpha: Any,
+        l: Any,
+        o: Any,
+        product: Any,
+        last_alpha: Any,
+        scale: Any,
+    ) -> Any:
+        """The softmax of a block's scores, none of them above the reference.
+
+        Args:
+          s: scores.
+          reference: of each row, for this block.
+          alpha: what turns sums made with the last block's reference into sums with this one's.
+          l: row sums up to the last block.
+          o: the output up to the block before the last.
+          product: of the last block; for bfloat16 with the output before it.
+          last_alpha: the last block's alpha.
+          scale: what turns a score into a base-2 exponent.
+
+        Returns:
+          P; row sums; the output up to the last block (for bfloat16 in terms of this block's
+          reference); this block's alpha; the next block's reference and alpha.
+        """
+        factors, c = emit.unpack(alpha), emit.scalar(scale)
+        p = Probabilities(emit.unpack(reference), c)
+        for group in range(ns // 8):
+            p.add(emit.unpack(s), 8 * group)
+        if fp8:
+            output = with_product(o, emit.unpack(last_alpha), product)
+        else:
+            output = [emit.mul(x, factors[row_half(i)]) for i, x in enumerate(emit.unpack(product))]
+        sums = zip(emit.unpack(l), factors, p.sums, strict=True)
+        files = p.registers, [emit.fma(x, y, z) for x, y, (z,) in sums], output
+        return *map(emit.pack, files), alpha, reference, emit.pack([emit.f32(1.0)] * 2)
+
+    @plgpu.inline_mgpu(**block_types)
+    def finish_ahead(
+        ctx: Any,
+        s: Any,
+        reference: Any,
+        alpha: Any,
+        l: Any,
+        o: Any,
+        product: Any,
+        last_alpha: Any,
+        scale: Any,
+    ) -> Any:
+        """As finish_exact, with the maxima found beside the exponentials.
+
+        Where a score turns out to be too far above its row's reference, the warp does the block
+        again with a reference that is not below it.
+        """
+        scores, old, c = emit.unpack(s), emit.unpack(reference), emit.scalar(scale)
+        old_alpha = emit.unpack(alpha)
+        maxima, p = RowMaxima(), Probabilities(old, c)
+        groups = ns // 8
+        # Emitted in the order in which the instructions should issue.
+        for group in range(groups):
+            p.add(scores, 8 * group)
+            if group < groups // 2:
+                maxima.add(scores, 16 * group, 16 * group + 16)
+        tops = maxima.result()
+        output = with_product(o, emit.unpack(last_alpha), product)
+
+        above = [emit.mul(emit.sub(a, b), c) for a, b in zip(tops, old, strict=True)]
+        late = [arith.cmpf(arith.CmpFPredicate.OGT, x, emit.f32(_HEADROOM)) for x in above]
+
+        def again() -> list[Any]:
+            raised = [emit.maximum(a, b) for a, b in zip(old, tops, strict=True)]
+            p = Probabilities(raised, c)
+            for group in range(groups):
+                p.add(scores, 8 * group)
+            factors = [rescale_factor(a, b, c) for a, b in zip(old, raised, strict=True)]
+            pairs = zip(old_alpha, factors, strict=True)
+            return [*p.results(), *(emit.mul(a, b) for a, b in pairs), *raised]
+
+        done = emit.where_any(late, [*p.results(), *old_alpha, *old], again)
+        registers, block_sums = done[:np_], done[np_ : np_ + 2]
+        used_alpha, used = done[np_ + 2 : np_ + 4], done[np_ + 4 :]
+        triples = zip(emit.unpack(l), used_alpha, block_sums, strict=True)
+        sums = [emit.fma(x, y, z) for x, y, z in triples]
+        following = [emit.maximum(a, b) for a, b in zip(used, tops, strict=True)]
+        next_alpha = [rescale_factor(a, b, c) for a, b in zip(used, following, strict=True)]
+        return tuple(map(emit.pack, (registers, sums, output, used_alpha, following, next_alpha)))
+
+    @plgpu.inline_mgpu(
+        arg_types=(qk_ref, qk_ref, v_ref_type, o_file, p_file), return_type=(s_type, o_type)
+    )
+    def issue(ctx: Any, q_smem: Any, k_smem: Any, v_smem: Any, o: Any, p: Any) -> Any:
+        """The scores of a block, and the product of P and V of the block before.
+
+        For bfloat16 the output is added to that product.
+        """
         output, fragments = None if fp8 else emit.unpack(o), emit.unpack(p)
-        return emit.pack(issue_output(output, fragments, v_smem))
+        emit.wgmma_fence()
+        scores = emit.pack(issue_scores(q_smem, k_smem))
+        return scores, emit.pack(issue_output(output, fragments, v_smem))
 
     @plgpu.inline_mgpu(arg_types=(s_file,), return_type=s_type)
     def wait_scores(ctx: Any, s: Any) -> Any:
         return emit.pack(emit.wgmma_wait(1, emit.unpack(s)))
 
-    @plgpu.inline_mgpu(arg_types=(o_file, p_file, row_file, row_file), return_type=o_type)
-    def wait_output(ctx: Any, product: Any, p: Any, alpha: Any, shift: Any) -> Any:
-        # With alpha and shift as operands the maxima are found before the wait, not after.
-        keep = [x for array in (p, alpha, shift) for x in emit.unpack(array)]
-        return emit.pack(emit.wgmma_wait(0, emit.unpack(product), keep=keep))
+    @plgpu.inline_mgpu(arg_types=(s_file, o_file, p_file), return_type=(s_type, o_type))
+    def wait_products(ctx: Any, s: Any, product: Any, p: Any) -> Any:
+        done = emit.wgmma_wait(0, [*emit.unpack(s), *emit.unpack(product)], keep=emit.unpack(p))
+        return emit.pack(done[:ns]), emit.pack(done[ns:])
 
-    @plgpu.inline_mgpu(arg_types=(v_ref_type, o_file, row_file, p_file), return_type=o_type)
-    def last_output(ctx: Any, v_smem: Any, o: Any, alpha: Any, p: Any) -> Any:
-        """The output with the last block's product."""
-        output, factor, fragments = emit.unpack(o), emit.unpack(alpha), emit.unpack(p)
+    @plgpu.inline_mgpu(
+        arg_types=(v_ref_type, o_file, row_file, row_file, row_file, p_file),
+        return_type=(o_type, row_type),
+    )
+    def last_output(
+        ctx: Any, v_smem: Any, o: Any, l: Any, alpha: Any, next_alpha: Any, p: Any
+    ) -> Any:
+        """Output and row sums with the last block's, in terms of the next reference."""
+        output, sums, fragments = emit.unpack(o), emit.unpack(l), emit.unpack(p)
+        factor, final = emit.unpack(alpha), emit.unpack(next_alpha)
         emit.wgmma_fence()
         product = issue_output(None if fp8 else output, fragments, v_smem)
         product = emit.wgmma_wait(0, product, keep=fragments)
         if fp8:
-            pairs = enumerate(zip(output, product, strict=True))
-            product = [emit.fma(x, factor[row_half(i)], y) for i, (x, y) in pairs]
-        return emit.pack(product)
+            product = with_product(o, factor, emit.pack(product))
+        product = [emit.mul(x, final[row_half(i)]) for i, x in enumerate(product)]
+        sums = [emit.mul(x, y) for x, y in zip(sums, final, strict=True)]
+        return emit.pack(product), emit.pack(sums)
 
     @plgpu.inline_mgpu(
         arg_types=(
@@ -519,52 +627,68 @@ def attention_kernel(
                             rows,
                         )
 
+                def await_loads(t: Any, slot: Any) -> None:
+                    """Wait for what is issued after block t, while its scores are made."""
+                    plgpu.barrier_wait(v_full.at[slot])
+
+                    @pl.when(t + 1 < blocks)
+                    def _() -> None:
+                        plgpu.barrier_wait(k_full.at[next_slot(slot)])
+
                 def some_keys(last_slot: Any) -> Any:
-                    o, m, l = initial_state()
+                    o, l, reference, alpha, p = initial_state()
                     plgpu.barrier_wait(q_full.at[wg])
                     slot = next_slot(last_slot)
                     plgpu.barrier_wait(k_full.at[slot])
                     s = first_scores(qs, k_smem.at[slot])
                     plgpu.barrier_arrive(k_empty.at[slot])
+                    await_loads(0, slot)
                     s = mask(s, limits, last_block * block)
-                    m, alpha, shift = row_maxima(s, m, scale)
-                    p, l, o = finish_block(s, shift, alpha, l, o, o, alpha, scale)
+                    reference, alpha = raise_reference(s, reference, alpha, scale)
+                    p, l, o, alpha, reference, next_alpha = finish_exact(
+                        s, reference, alpha, l, o, o, alpha, scale
+                    )
 
                     def step(t: Any, carry: Any, with_mask: bool) -> Any:
-                        o, m, l, alpha, p, v_slot = carry
+                        o, l, alpha, p, reference, next_alpha, v_slot = carry
                         k_slot = next_slot(v_slot)
-                        plgpu.barrier_wait(k_full.at[k_slot])
                         turn("sync", 0)
-                        s = start_scores(qs, k_smem.at[k_slot])
-                        plgpu.barrier_wait(v_full.at[v_slot])
-                        product = start_output(v_smem.at[v_slot], o, p)
+                        s, product = issue(qs, k_smem.at[k_slot], v_smem.at[v_slot], o, p)
                         turn("arrive", 1)
-                        s = wait_scores(s)
-                        plgpu.barrier_arrive(k_empty.at[k_slot])
-                        if with_mask:
-                            s = mask(s, limits, (last_block - t) * block)
-                        m, next_alpha, shift = row_maxima(s, m, scale)
-                        product = wait_output(product, p, next_alpha, shift)
+                        await_loads(t, k_slot)
+                        ahead = fp8 and not with_mask
+                        if not ahead:
+                            s = wait_scores(s)
+                            plgpu.barrier_arrive(k_empty.at[k_slot])
+                            if with_mask:
+                                s = mask(s, limits, (last_block - t) * block)
+                            reference, next_alpha = raise_reference(s, reference, next_alpha, scale)
+                        s, product = wait_products(s, product, p)
+                        if ahead:
+                            plgpu.barrier_arrive(k_empty.at[k_slot])
                         plgpu.barrier_arrive(v_empty.at[v_slot])
-                        p, l, o = finish_block(s, shift, next_alpha, l, o, product, alpha, scale)
-                        return o, m, l, next_alpha, p, k_slot
+                        finish = finish_ahead if ahead else finish_exact
+                        p, l, o, alpha, reference, next_alpha = finish(
+                            s, reference, next_alpha, l, o, product, alpha, scale
+                        )
+                        return o, l, alpha, p, reference, next_alpha, k_slot
 
-                    carry = o, m, l, alpha, p, slot
+                    carry = o, l, alpha, p, reference, next_alpha, slot
                     carry = lax.fori_loop(1, masked, functools.partial(step, with_mask=True), carry)
                     carry = lax.fori_loop(
                         masked, blocks, functools.partial(step, with_mask=False), carry
                     )
-                    o, m, l, alpha, p, slot = carry
+                    o, l, alpha, p, reference, next_alpha, slot = carry
                     warpgroup_barrier()  # every warp is done with Q
                     load_query(i + 1)
-                    plgpu.barrier_wait(v_full.at[slot])
-                    o = last_output(v_smem.at[slot], o, alpha, p)
+                    o, l = last_output(v_smem.at[slot], o, l, alpha, next_alpha, p)
                     plgpu.barrier_arrive(v_empty.at[slot])
-                    store(o, m, l)
+                    store(o, reference, l)
                     return slot
 
                 def no_keys(last_slot: Any) -> Any:
-                    store(*initial_state())
+                    o, l, reference, _, _ = initial_state()
+                    store(o, reference, l)
                     load_query(i + 1)
                     return last_slot
 

@@ -33,11 +33,11 @@ def attention_tasks(
     block_kv: int,
     causal: bool,
     parts: int,
-    longest_first: bool,
 ) -> jax.Array:
     """int32 [N + 1, TASK_FIELDS], see the fields in pallas_mosaic_gpu_kernel.py.
 
-    The tasks that exist come first, and their number is in the last row.
+    The tasks that exist come first, those with most blocks before the others, and their number is
+    in the last row.
 
     Every row of the queries, also those past cu_seqlens_q[-1] (as a sequence without keys), is in
     the tile of `parts` tasks, whose key blocks together are those that the tile's rows see.
@@ -50,7 +50,6 @@ def attention_tasks(
       block_kv: keys of a block.
       causal: aligned bottom right.
       parts: pieces that each tile's blocks are cut into.
-      longest_first: order by the number of blocks, else as the tiles come.
     """
     num_sequences = cu_seqlens_q.shape[0] - 1
     end = jnp.full((1,), num_tokens, jnp.int32)
@@ -64,12 +63,15 @@ def attention_tasks(
     tiles = jnp.where(q_lengths > 0, -(-(skipped + q_lengths) // block_q), 0)
     tile_starts = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(tiles)]).astype(jnp.int32)
     tile = jnp.arange(max_tiles, dtype=jnp.int32)
+    if num_sequences == 1 and causal:  # the last tile sees most
+        tile = tile_starts[-1] - 1 - tile
+    exists = (tile >= 0) & (tile < tile_starts[-1])
     sequence = sequence_of(tile_starts, tile)
 
     # Relative to the sequence; negative in the first tile where rows are skipped.
     first_row = (tile - tile_starts[sequence]) * block_q - skipped[sequence]
     rows = jnp.clip(q_lengths[sequence] - first_row, 0, block_q)
-    rows = jnp.where(tile < tile_starts[-1], rows, 0)
+    rows = jnp.where(exists, rows, 0)
     keys = k_lengths[sequence]
     if causal:
         row_limit = first_row + keys - q_lengths[sequence] + 1
@@ -101,10 +103,10 @@ def attention_tasks(
     )
     tasks = jnp.stack([f.astype(jnp.int32).reshape(-1) for f in fields], axis=1)
     count = jnp.zeros((1, tasks.shape[1]), jnp.int32).at[0, 0].set(tile_starts[-1] * parts)
-    if not longest_first:
+    if num_sequences == 1:
         return jnp.concatenate([tasks, count])
     # A rank by counting is one kernel; a sort is several.
-    cost = jnp.where(rows[:, None] > 0, part_blocks, -1).reshape(-1)
+    cost = jnp.where(exists[:, None], part_blocks, -1).reshape(-1)
     index = jnp.arange(cost.shape[0], dtype=jnp.int32)
     before = (cost[None, :] > cost[:, None]) | (
         (cost[None, :] == cost[:, None]) & (index[None, :] < index[:, None])

@@ -20,10 +20,13 @@ from jaxfp8.formats import Fp8Format
 from jaxfp8.head_slice import HeadSlice, as_array
 from jaxfp8.ops.attention.pallas_mosaic_gpu_kernel import KEY_GRANULE, KEY_ORDER
 from jaxfp8.ops.attention.pallas_mosaic_gpu_schedule import packed_starts, sequence_of
+from jaxfp8.ops.quantize import pallas_mosaic_gpu_kernel as kernels
 
 # The copy engine wants whole boxes inside the arrays: the longest block of rows or keys.
-_MIN_QUERIES = 64
-_MIN_KEYS = 256
+_MIN_GRANULES = 8
+
+# Before JAX 0.11 a kernel takes no Ref operand, and with it no array that it updates.
+_REFS_AS_OPERANDS = jax.__version_info__ >= (0, 11)
 
 _NEVER = np.iinfo(np.int32).max
 
@@ -39,25 +42,33 @@ def _stored(x: jax.Array, descale: jax.Array, fmt: Fp8Format | None) -> jax.Arra
     return jnp.clip(scaled, -fmt.max, fmt.max).astype(fmt.dtype)
 
 
-def packed_queries(num_tokens: int) -> int:
-    """Rows of packed queries: a multiple of 8."""
-    return max(-(-num_tokens // 8) * 8, _MIN_QUERIES)
+def _granules(num_tokens: int, num_sequences: int) -> int:
+    """Granules with room for sequences of any lengths."""
+    needed = (num_tokens + num_sequences * (KEY_GRANULE - 1)) // KEY_GRANULE
+    return max(needed, _MIN_GRANULES)
 
 
-def packed_keys(num_tokens: int, num_sequences: int) -> int:
-    """Rows of packed keys: a multiple of KEY_GRANULE with room for any lengths."""
-    granules = (num_tokens + num_sequences * (KEY_GRANULE - 1)) // KEY_GRANULE
-    return max(granules * KEY_GRANULE, _MIN_KEYS)
+def _granule_table(cu_seqlens: jax.Array, num_granules: int) -> jax.Array:
+    """int32 [G, 4]: first token, number of tokens, sequence, place in the sequence."""
+    starts = packed_starts(cu_seqlens)
+    position = jnp.arange(num_granules, dtype=jnp.int32) * KEY_GRANULE
+    sequence = sequence_of(starts, position)
+    place = position - starts[sequence]
+    count = jnp.clip(jnp.diff(cu_seqlens)[sequence] - place, 0, KEY_GRANULE)
+    return jnp.stack([cu_seqlens[sequence] + place, count, sequence, place], axis=1)
 
 
-def pack_query(
-    q: jax.Array | HeadSlice, cu_seqlens: jax.Array, descale: jax.Array, fmt: Fp8Format | None
-) -> jax.Array:
-    """[H, packed_queries(Tq), Dqk]. Rows past cu_seqlens[-1] are the caller's, quantized."""
-    del cu_seqlens  # rows do not mix, so what lies in unused rows does not matter
-    x = as_array(q)
-    stored = _stored(x, descale, fmt).transpose(1, 0, 2)
-    return jnp.pad(stored, ((0, 0), (0, packed_queries(x.shape[0]) - x.shape[0]), (0, 0)))
+def pack_query(q: jax.Array | HeadSlice, descale: jax.Array, fmt: Fp8Format | None) -> jax.Array:
+    """[H, T', Dqk], T' a multiple of KEY_GRANULE; no row moves, as rows do not mix."""
+    num_tokens = q.shape[0]
+    num_granules = _granules(num_tokens, 1)
+    if kernels.can_pack(q) and num_tokens > 0:
+        whole = jnp.array([0, num_tokens], jnp.int32)
+        table = _granule_table(whole, num_granules)
+        (packed,) = kernels.pack_granules(q, None, table, descale[None], 1, fmt)
+        return packed
+    stored = _stored(as_array(q), descale, fmt).transpose(1, 0, 2)
+    return jnp.pad(stored, ((0, 0), (0, num_granules * KEY_GRANULE - num_tokens), (0, 0)))
 
 
 def pack_context(
@@ -68,38 +79,49 @@ def pack_context(
     v_descale: jax.Array,
     fmt: Fp8Format | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(k [H, T', Dqk], v [H * T' / 32, Dv, 32], first_nan int32 [B, H, Dv]), T' = packed_keys."""
-    keys, values = as_array(k), as_array(v)
-    num_tokens, num_heads, dv = values.shape
+    """(k [H, 32 G, Dqk], v [H * G, Dv, 32], first_nan int32 [B, H, Dv]); 32 is KEY_GRANULE."""
     num_sequences = cu_seqlens.shape[0] - 1
-    rows = packed_keys(num_tokens, num_sequences)
-    granules = rows // KEY_GRANULE
+    table = _granule_table(cu_seqlens, _granules(k.shape[0], num_sequences))
+    if _REFS_AS_OPERANDS and kernels.can_pack(k) and kernels.can_pack(v):
+        descales = jnp.stack([k_descale, v_descale])
+        return kernels.pack_granules(k, v, table, descales, num_sequences, fmt)
+    return _pack_with_xla(
+        _stored(as_array(k), k_descale, fmt),
+        _stored(as_array(v), v_descale, fmt),
+        table,
+        num_sequences,
+        permute=fmt is not None,
+    )
 
-    starts = packed_starts(cu_seqlens)
-    position = jnp.arange(rows, dtype=jnp.int32)
-    sequence = sequence_of(starts, position)
-    local = position - starts[sequence]
-    exists = local < jnp.diff(cu_seqlens)[sequence]
-    token = jnp.clip(cu_seqlens[sequence] + local, 0, num_tokens - 1)
+
+def _pack_with_xla(
+    k: jax.Array, v: jax.Array, table: jax.Array, num_sequences: int, permute: bool
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The same from stored values, for inputs that are FP8 already or lie awkwardly."""
+    num_tokens, num_heads, dv = v.shape
+    num_granules = table.shape[0]
+    row = jnp.arange(KEY_GRANULE, dtype=jnp.int32)
+    first, count, sequence, place = (table[:, i, None] for i in range(4))
+    exists = (row < count).reshape(-1)
+    token = jnp.clip(first + row, 0, num_tokens - 1).reshape(-1)
 
     def gather(x: jax.Array) -> jax.Array:
         return jnp.where(exists[:, None, None], x[token], jnp.zeros((), x.dtype))
 
-    packed_k = gather(_stored(keys, k_descale, fmt)).transpose(1, 0, 2)
+    packed_k = gather(k).transpose(1, 0, 2)
 
-    stored = gather(_stored(values, v_descale, fmt))
-    is_nan = jnp.isnan(stored)
-    stored = jnp.where(is_nan, jnp.zeros((), stored.dtype), stored)
-    where = jnp.where(is_nan, local[:, None, None], _NEVER)
-    where = where.reshape(granules, KEY_GRANULE, num_heads, dv).min(axis=1)
+    values = gather(v).reshape(num_granules, KEY_GRANULE, num_heads, dv)
+    is_nan = jnp.isnan(values)
+    values = jnp.where(is_nan, jnp.zeros((), values.dtype), values)
+    where = jnp.where(is_nan, (place + row)[:, :, None, None], _NEVER).min(axis=1)
     first_nan = jax.ops.segment_min(
-        where, sequence[::KEY_GRANULE], num_segments=num_sequences, indices_are_sorted=True
+        where, sequence[:, 0], num_segments=num_sequences, indices_are_sorted=True
     )
-    if fmt is not None:
+    if permute:
         order = np.arange(KEY_GRANULE).reshape(-1, 16)[:, list(KEY_ORDER)].reshape(-1)
-        stored = stored.reshape(granules, KEY_GRANULE, num_heads, dv)[:, order]
-    blocks = stored.reshape(granules, KEY_GRANULE, num_heads, dv).transpose(2, 0, 3, 1)
-    return packed_k, blocks.reshape(num_heads * granules, dv, KEY_GRANULE), first_nan
+        values = values[:, order]
+    packed_v = values.transpose(2, 0, 3, 1).reshape(num_heads * num_granules, dv, KEY_GRANULE)
+    return packed_k, packed_v, first_nan
 
 
 def amax(x: jax.Array | HeadSlice, num_tokens: jax.Array) -> jax.Array:
