@@ -15,7 +15,7 @@ from jaxfp8.ops.attention.pallas_triton import BACKEND
 from jaxfp8.ops.quantize import pallas_triton as packing
 from tests import oracle
 from tests.inputs import cu_seqlens, qkv, with_tail
-from tests.tolerances import assert_attention, relative_error
+from tests.tolerances import assert_attention
 
 TARGET = jaxfp8.detect_target()
 NOT_SERVED = BACKEND.unsupported(AttentionSpec("fp8", TARGET.fp8_format, 2, 192, 128), TARGET) or (
@@ -32,10 +32,18 @@ BATCHES = [
 ]
 
 
-def attend(q, k, v, cu_q, cu_k, *, causal, precision, backend="pallas_triton"):
-    return jaxfp8.prefill_attention(
-        q, k, v, cu_q, cu_k, causal=causal, precision=precision, backend=backend
+def check(q, k, v, cu_q, cu_k, causal, precision):
+    """Compares with the oracle on the values that the kernel was given."""
+    state = jaxfp8.prefill_attention(
+        q, k, v, cu_q, cu_k, causal=causal, precision=precision, backend="pallas_triton"
     )
+    operands = q, k, v
+    if precision == "fp8":
+        operands = (
+            oracle.through_fp8(x, TARGET.fp8_format.name, num_tokens=cu[-1])
+            for x, cu in zip(operands, (cu_q, cu_k, cu_k), strict=True)
+        )
+    assert_attention(state, oracle.attention(*operands, cu_q, cu_k, causal=causal), precision)
 
 
 @pytest.mark.parametrize("precision", ["fp8", "bf16"])
@@ -47,32 +55,17 @@ def test_lengths(precision, causal):
         if seed == 1:  # seen by some rows under a causal mask, by all of the sequence without
             k[100, 0, 7], v[120, 1, 9] = np.nan, np.nan
         cu_q, cu_k = cu_seqlens(lengths_q), cu_seqlens(lengths_k)
-        state = attend(q, k, v, cu_q, cu_k, causal=causal, precision=precision)
-        operands = q, k, v
-        if precision == "fp8":
-            operands = (
-                oracle.through_fp8(x, TARGET.fp8_format.name, num_tokens=cu[-1])
-                for x, cu in zip(operands, (cu_q, cu_k, cu_k), strict=True)
-            )
-        assert_attention(state, oracle.attention(*operands, cu_q, cu_k, causal=causal), precision)
+        check(q, k, v, cu_q, cu_k, causal, precision)
 
 
 @pytest.mark.parametrize("precision", ["fp8", "bf16"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("heads, qk_size", [(12, 192), (5, 128)])
-def test_long_contexts_agree_with_xla(precision, causal, heads, qk_size):
-    """Long enough that keys are split."""
-    rng = np.random.default_rng(heads)
-    lengths_q, lengths_k = [700, 33, 0, 400], [5000, 2000, 100, 400]
-    q, k, v = map(jnp.asarray, qkv(rng, sum(lengths_q), sum(lengths_k), heads, qk_size))
-    cu_q, cu_k = cu_seqlens(lengths_q), cu_seqlens(lengths_k)
-    states = [
-        attend(q, k, v, cu_q, cu_k, causal=causal, precision=precision, backend=backend)
-        for backend in ("pallas_triton", "xla")
-    ]
-    np.testing.assert_allclose(states[0].lse, states[1].lse, rtol=1e-5, atol=1e-4)
-    error = relative_error(states[0].out, np.asarray(states[1].out, np.float64))
-    assert error < {"fp8": 0.035, "bf16": 0.005}[precision]
+@pytest.mark.parametrize("heads, qk_size", [(3, 192), (2, 128)])
+def test_long_contexts(precision, causal, heads, qk_size):
+    """Few rows and many keys, so that the keys are split."""
+    lengths_q, lengths_k = [130, 33, 0, 40], [5000, 2000, 100, 400]
+    q, k, v = qkv(np.random.default_rng(heads), 203, 7500, heads, qk_size)
+    check(q, k, v, cu_seqlens(lengths_q), cu_seqlens(lengths_k), causal, precision)
 
 
 def test_the_bits_of_packed_values():

@@ -70,8 +70,18 @@ _GFX942: dict[Precision, KernelConfig] = {
 }
 
 
+# Measured on one H200 with JAX 0.11.2, 12 heads, 4096 rows over 65,536 keys: FP8 7.5 ms (13.3 ms
+# with four warps and 64 keys), BF16 6.1 ms (7.5 ms with four warps).
+_NVIDIA: dict[Precision, KernelConfig] = {
+    "fp8": KernelConfig(block_k=128, num_warps=8, num_stages=3),
+    "bf16": KernelConfig(num_warps=8),
+}
+
+
 def default_config(arch: str, precision: Precision) -> KernelConfig:
     """The configuration for a target."""
     if arch.startswith("gfx94"):
         return _GFX942[precision]
+    if arch.startswith("sm"):
+        return _NVIDIA[precision]
     return KernelConfig()

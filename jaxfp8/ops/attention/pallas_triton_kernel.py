@@ -238,7 +238,11 @@ def _attend_tiles(
     q_row = jnp.clip(todo[_TILE], 0, q_ref.shape[1] // block_q - 1) * block_q
     row = jnp.arange(block_q, dtype=jnp.int32)
     q = [
-        q_ref[head, (q_row + row)[:, None], (start + jnp.arange(size, dtype=jnp.int32))[None, :]]
+        pallas_compat.load(
+            q_ref.at[
+                head, (q_row + row)[:, None], (start + jnp.arange(size, dtype=jnp.int32))[None, :]
+            ]
+        )
         for start, size in chunks
     ]
 
@@ -253,7 +257,8 @@ def _attend_tiles(
         for (start, size), part in zip(chunks, q, strict=True):
             # K is indexed [D, keys]: a transpose between load and dot would cost LDS traffic.
             columns = (start + jnp.arange(size, dtype=jnp.int32))[:, None]
-            products.append(plgpu.dot(part, k_ref[head, keys, columns]))
+            k = pallas_compat.load(k_ref.at[head, keys, columns])
+            products.append(plgpu.dot(part, k))
         return functools.reduce(operator.add, products)
 
     def largest(s: jax.Array) -> jax.Array:
@@ -267,12 +272,10 @@ def _attend_tiles(
         return p
 
     def load_v(t: jax.Array) -> jax.Array:
-        return v_ref[
-            head,
-            jnp.clip(t, 0, num_kv_tiles - 1),
-            jnp.arange(v_size, dtype=jnp.int32)[None, :],
-            jnp.arange(block_k, dtype=jnp.int32)[:, None],
-        ]
+        tile = jnp.clip(t, 0, num_kv_tiles - 1)
+        columns = jnp.arange(v_size, dtype=jnp.int32)[None, :]
+        keys = jnp.arange(block_k, dtype=jnp.int32)[:, None]
+        return pallas_compat.load(v_ref.at[head, tile, columns, keys])
 
     def update(
         m: jax.Array, total: jax.Array, acc: jax.Array, m_new: jax.Array, p: jax.Array, v: Any

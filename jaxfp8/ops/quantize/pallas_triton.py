@@ -150,7 +150,7 @@ def pack_keys_and_values(
             values = rows.load(v_ref, head, v_start + columns)
             values, hidden = _hide_nonfinite(values, fmt)
             values = _quantize(values, v_descale_ref[head], fmt)
-            v_out_ref[head, tile, columns[:, None], lane[None, :]] = values.T
+            pallas_compat.store(v_out_ref.at[head, tile, columns[:, None], lane[None, :]], values.T)
             for i, mask in enumerate(hidden):
 
                 @pl.when(jnp.max(mask.astype(jnp.int32)) > 0)
@@ -230,7 +230,7 @@ class _Rows:
     def load(self, ref: Any, head: jax.Array, columns: jax.Array) -> jax.Array:
         """[block, columns] of one head; zeros in rows that do not exist."""
         shape = (self.token.shape[0], columns.shape[0])
-        return plgpu.load(
+        return pallas_compat.load(
             ref.at[self.token, head, columns[None, :]],
             mask=jnp.broadcast_to(self.mask, shape),
             other=jnp.zeros(shape, ref.dtype),
@@ -252,7 +252,9 @@ def _pack_rows_of_tile(
     for column, width in column_chunks(size):
         columns = column + jnp.arange(width, dtype=jnp.int32)
         values = rows.load(ref, head, start + columns)
-        out_ref[head, lane[:, None], columns[None, :]] = _quantize(values, descale, fmt)
+        pallas_compat.store(
+            out_ref.at[head, lane[:, None], columns[None, :]], _quantize(values, descale, fmt)
+        )
 
 
 def _quantize(x: jax.Array, descale: jax.Array, fmt: Fp8Format | None) -> jax.Array:
