@@ -169,8 +169,6 @@ class CodeObject:
         self.symbols = self._parse_symbols()
         self.metadata = self._parse_metadata()
         self.kernels = {info.name: info for info in self._parse_kernels()}
-        if not self.kernels:
-            raise ValueError("the code object contains no kernel")
 
     def read(self, address: int, size: int) -> bytes:
         """Bytes at a virtual address of the loaded image."""

@@ -156,16 +156,36 @@ def compile_for_gfx942(function: Callable[..., Any], *args: Any) -> tuple[Compil
       MissingToolError: the ROCm plugin of this JAX version, or what loading it takes, is missing.
       ValueError: the compiled function holds no GPU kernel.
     """
+    traced, serialized = _compile(function, args)
+    pallas_arguments = dict(_pallas_kernels(traced.jaxpr.jaxpr))
+    launches = kernel_launches(serialized)
+    return tuple(dict.fromkeys(_compiled(launch, pallas_arguments) for launch in launches))
+
+
+def serialized_executable(function: Callable[..., Any], *args: Any) -> tuple[bytes, Any]:
+    """XLA's serialization of the compiled function, and the pytree of its outputs' shapes.
+
+    Args:
+      function: as in `compile_for_gfx942`.
+      *args: likewise.
+
+    Raises:
+      MissingToolError: as `compile_for_gfx942`.
+    """
+    traced, serialized = _compile(function, args)
+    return serialized, traced.out_info
+
+
+def _compile(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, bytes]:
     sharding = NamedSharding(mi300x_mesh(), PartitionSpec())
     described = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=sharding), args
     )
     with described_gfx942():
-        traced = jax.jit(function).trace(*described)
+        # Kept, so that arguments keep their numbers: XLA drops unused ones otherwise.
+        traced = jax.jit(function, keep_unused=True).trace(*described)
         lowered = traced.lower(lowering_platforms=("rocm",))
-    launches = kernel_launches(lowered.compile().runtime_executable().serialize())
-    pallas_arguments = dict(_pallas_kernels(traced.jaxpr.jaxpr))
-    return tuple(dict.fromkeys(_compiled(launch, pallas_arguments) for launch in launches))
+    return traced, lowered.compile().runtime_executable().serialize()
 
 
 def described_gfx942() -> AbstractContextManager[Any]:

@@ -105,7 +105,7 @@ def kernel_launches(serialized: bytes) -> list[KernelLaunch]:
     """
     launches = [
         launch
-        for record in _records(serialized)
+        for record in records(serialized)
         if not record.startswith(ELF_SIGNATURE)
         for launch in _launches_within(record)
     ]
@@ -117,11 +117,12 @@ def kernel_launches(serialized: bytes) -> list[KernelLaunch]:
     return launches
 
 
-def _records(data: bytes) -> Iterator[bytes]:
+def records(data: bytes) -> Iterator[bytes]:
+    """The records of a serialized executable, those of a nested file in its place."""
     for record in read_riegeli(data):
         # A nested file starts a record, after the few bytes of the protobuf field it is in.
         if RIEGELI_SIGNATURE in record[:64]:
-            yield from _records(record)
+            yield from records(record)
         else:
             yield record
 

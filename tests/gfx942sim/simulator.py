@@ -62,6 +62,8 @@ class Kernel:
         """Load a HSACO from a path or from bytes; `name` chooses among several kernels."""
         image = source if isinstance(source, bytes) else Path(source).read_bytes()
         code_object = CodeObject(image)
+        if not code_object.kernels:
+            raise ValueError("the code object contains no kernel")
         if name is None and len(code_object.kernels) > 1:
             raise ValueError(f"choose a kernel by name: {sorted(code_object.kernels)}")
         info = code_object.kernels[name] if name else next(iter(code_object.kernels.values()))

@@ -105,7 +105,7 @@ def _run_kernel(
         return _interpreted(key, equation)(*operands)
     compiled, kernel = _compiled(key, equation)
     inputs = [np.array(operand) for operand in operands]
-    outputs = [_poison(var.aval.shape, var.aval.dtype) for var in equation.outvars]
+    outputs = [poison(var.aval.shape, var.aval.dtype) for var in equation.outvars]
     aliases = dict(equation.params["input_output_aliases"])
     for index, array in enumerate(inputs):
         if index in aliases:
@@ -125,7 +125,8 @@ def _run_kernel(
     return outputs
 
 
-def _poison(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+def poison(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An array of garbage, for a kernel to write."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     words = np.full(-(-size // 4), _OUTPUT_POISON, np.uint32)
     return words.view(np.uint8)[:size].view(dtype).reshape(shape)
