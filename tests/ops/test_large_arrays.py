@@ -136,7 +136,7 @@ def test_packing():
     packed_k = np.zeros((HEADS, TILES * BLOCK, 192), np.uint8).view(FNUZ)
     packed_v = np.zeros((HEADS, TILES, 128, BLOCK), np.uint8).view(FNUZ)
     programs = [(HEAD, FIRST_TILE, 0), (HEAD, FIRST_TILE + 1, 0)]
-    launch(function, [k, v, CU_K, descale, descale], [packed_k, packed_v, nonfinite], programs)
+    launch(function, arguments, others, [packed_k, packed_v, nonfinite], programs)
     found = packed_v[HEAD, FIRST_TILE : FIRST_TILE + 2].swapaxes(1, 2).reshape(-1, 128)
     for actual, x in ((packed_k[HEAD, FIRST_TILE * BLOCK :], k), (found, v)):
         expected = oracle.quantize(x[start:, HEAD, None], descale[:1], "float8_e4m3fnuz")[:, 0]
