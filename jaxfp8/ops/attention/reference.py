@@ -103,15 +103,13 @@ def _quantized(
 
 def _rows(x: jax.Array | HeadSlice, start: jax.Array, count: int) -> jax.Array:
     """float32 [H, count, D]: rows start : start + count of x [T, H, D]."""
-    if isinstance(x, HeadSlice):
-        tile = lax.dynamic_slice(
-            x.array,
-            (start, 0, x.start),
-            (count, x.array.shape[1], x.size),
-            allow_negative_indices=False,
-        )
-    else:
-        tile = lax.dynamic_slice_in_dim(x, start, count, axis=0, allow_negative_indices=False)
+    array, column = (x.array, x.start) if isinstance(x, HeadSlice) else (x, 0)
+    # XLA would otherwise convert before it slices, and therefore convert all of K and V ahead of
+    # the loop, at twice their memory. Tied to `start`, the array is not the loop's invariant.
+    array, start = lax.optimization_barrier((array, start))
+    tile = lax.dynamic_slice(
+        array, (start, 0, column), (count, *x.shape[1:]), allow_negative_indices=False
+    )
     return tile.astype(jnp.float32).transpose(1, 0, 2)
 
 

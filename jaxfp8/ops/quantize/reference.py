@@ -20,12 +20,16 @@ def per_head_amax(x: jax.Array, num_tokens: jax.Array | int | None = None) -> ja
       x: [T, H, D], bfloat16 or float32.
       num_tokens: rows past it are ignored; None takes all T.
     """
-    counted = jnp.isfinite(x)
+    # Without the sign, the bits of floats are ordered as the floats are. On a CPU, XLA would do
+    # bfloat16 arithmetic on a float32 copy of all of x.
+    unsigned = jnp.uint16 if x.dtype == jnp.bfloat16 else jnp.uint32
+    infinity = jax.lax.bitcast_convert_type(jnp.array(jnp.inf, x.dtype), unsigned)
+    magnitude = jax.lax.bitcast_convert_type(x, unsigned) & unsigned(jnp.iinfo(unsigned).max // 2)
+    counted = magnitude < infinity
     if num_tokens is not None:
         counted &= (jnp.arange(x.shape[0]) < num_tokens)[:, None, None]
-    # The absolute value is exact in x's own dtype; a float32 copy of x would cost its size twice.
-    magnitude = jnp.where(counted, jnp.abs(x), jnp.zeros((), x.dtype))
-    return jnp.max(magnitude, axis=(0, 2), initial=0).astype(jnp.float32)
+    largest = jnp.max(jnp.where(counted, magnitude, unsigned(0)), axis=(0, 2), initial=0)
+    return jax.lax.bitcast_convert_type(largest, x.dtype).astype(jnp.float32)
 
 
 def descale_from_amax(amax: jax.Array, fmt: Fp8Format, margin: float = 1.0) -> jax.Array:
