@@ -176,6 +176,18 @@ def across_quad(op: Callable[[Value, Value], Value], value: Value) -> Value:
     return value
 
 
+def across_quad_pair(
+    op: Callable[[Value, Value], Value], first: Value, second: Value
+) -> list[Value]:
+    """across_quad of two values with three shuffles, which halve what each of them carries."""
+    odd = arith.trunci(ir.IntegerType.get_signless(1), arith.andi(utils.thread_idx(), i32(1)))
+    mine, other = arith.select(odd, second, first), arith.select(odd, first, second)
+    mine = op(mine, utils.shfl_bfly(other, 1))
+    mine = op(mine, utils.shfl_bfly(mine, 2))
+    other = utils.shfl_bfly(mine, 1)
+    return [arith.select(odd, other, mine), arith.select(odd, mine, other)]
+
+
 def where_any(
     flags: Sequence[Value], values: list[Value], update: Callable[[], list[Value]]
 ) -> list[Value]:

@@ -23,7 +23,7 @@ _MODULES = {
 # Tried in this order when the caller names none; "interpret" is for tests and never chosen.
 _PREFERENCE = {
     "gfx942": ("pallas_triton", "xla"),
-    "sm90": ("pallas_triton", "xla"),
+    "sm90": ("pallas_mosaic_gpu", "pallas_triton", "xla"),
 }
 
 BACKENDS = tuple(_MODULES)

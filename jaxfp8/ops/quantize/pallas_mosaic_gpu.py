@@ -65,8 +65,7 @@ def pack_query(q: jax.Array | HeadSlice, descale: jax.Array, fmt: Fp8Format | No
     if kernels.can_pack(q) and num_tokens > 0:
         whole = jnp.array([0, num_tokens], jnp.int32)
         table = _granule_table(whole, num_granules)
-        (packed,) = kernels.pack_granules(q, None, table, descale[None], 1, fmt)
-        return packed
+        return kernels.pack_rows(q, table, descale, fmt)
     stored = _stored(as_array(q), descale, fmt).transpose(1, 0, 2)
     return jnp.pad(stored, ((0, 0), (0, num_granules * KEY_GRANULE - num_tokens), (0, 0)))
 
@@ -84,7 +83,7 @@ def pack_context(
     table = _granule_table(cu_seqlens, _granules(k.shape[0], num_sequences))
     if _REFS_AS_OPERANDS and kernels.can_pack(k) and kernels.can_pack(v):
         descales = jnp.stack([k_descale, v_descale])
-        return kernels.pack_granules(k, v, table, descales, num_sequences, fmt)
+        return kernels.pack_rows_and_values(k, v, table, descales, num_sequences, fmt)
     return _pack_with_xla(
         _stored(as_array(k), k_descale, fmt),
         _stored(as_array(v), v_descale, fmt),

@@ -60,19 +60,27 @@ class _Scaler:
         return emit.fma(emit.fma(minus, self.descale, x), self.inverse, estimate)
 
 
-def pack_granules(
+def pack_rows(
+    rows: jax.Array | HeadSlice, granules: jax.Array, descale: jax.Array, fmt: Fp8Format | None
+) -> jax.Array:
+    """`pack_rows_and_values` of rows alone; descale is float32 [H]."""
+    (packed,) = _run(rows, None, granules, descale[None], None, fmt)
+    return packed
+
+
+def pack_rows_and_values(
     rows: jax.Array | HeadSlice,
-    values: jax.Array | HeadSlice | None,
+    values: jax.Array | HeadSlice,
     granules: jax.Array,
     descales: jax.Array,
     num_sequences: int,
     fmt: Fp8Format | None,
-) -> tuple[jax.Array, jax.Array, jax.Array] | tuple[jax.Array]:
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Packed rows, and packed values with their first NaNs.
 
     Args:
       rows: [T, H, D] bfloat16.
-      values: [T, H, Dv] bfloat16, or None.
+      values: [T, H, Dv] bfloat16.
       granules: int32 [G, 4]: for each granule its first row in `rows`, how many of its rows exist,
         its sequence, and the place of its first row in the sequence.
       descales: float32 [2, H], of rows and of values.
@@ -83,6 +91,21 @@ def pack_granules(
       rows [H, G * KEY_GRANULE, D], zero where no row exists; values [H * G, Dv, KEY_GRANULE] and
       int32 [B, H, Dv], the place in its sequence of the first NaN of each column.
     """
+    first_nan = jax.new_ref(
+        jnp.full((num_sequences, *values.shape[1:]), jnp.iinfo(jnp.int32).max, jnp.int32)
+    )
+    packed, packed_values = _run(rows, values, granules, descales, first_nan, fmt)
+    return packed, packed_values, jax.freeze(first_nan)
+
+
+def _run(
+    rows: jax.Array | HeadSlice,
+    values: jax.Array | HeadSlice | None,
+    granules: jax.Array,
+    descales: jax.Array,
+    first_nan: Any,
+    fmt: Fp8Format | None,
+) -> list[jax.Array]:
     num_tokens, num_heads, dim = rows.shape
     num_granules = granules.shape[0]
     source, row_start = _source(rows)
@@ -105,10 +128,11 @@ def pack_granules(
     def token_of(first: Any, row: Any) -> Any:
         return arith.minsi(emit.iadd(first, row), emit.i32(num_tokens - 1))
 
-    always = lambda: arith.cmpi(arith.CmpIPredicate.eq, emit.i32(0), emit.i32(0))  # noqa: E731
+    def always() -> Any:
+        return arith.cmpi(arith.CmpIPredicate.eq, emit.i32(0), emit.i32(0))
 
     @plgpu.inline_mgpu(arg_types=(gmem, gmem, scalar, scalar, scalar, scalar, scalar))
-    def pack_rows(
+    def store_rows(
         ctx: Any, src: Any, dst: Any, granule: Any, head: Any, first: Any, count: Any, descale: Any
     ) -> None:
         chunks = dim // 16
@@ -143,11 +167,11 @@ def pack_granules(
                 at = arith.addi(address, emit.i64(4 * j))
                 emit.store_global(at, words[j : j + 4], always())
 
-    def pack_values_of(dv: int, width: int, value_start: int) -> Any:
+    def values_code(dv: int, width: int, value_start: int) -> Any:
         @plgpu.inline_mgpu(
             arg_types=(gmem, gmem, gmem, scalar, scalar, scalar, scalar, scalar, scalar)
         )
-        def pack_values(
+        def store_values(
             ctx: Any,
             src: Any,
             dst: Any,
@@ -223,7 +247,7 @@ def pack_granules(
                                 arith.addi(base, emit.i64(4 * d)), emit.iadd(place, key)
                             )
 
-        return pack_values
+        return store_values
 
     def find(index: Any) -> tuple[Any, Any]:
         """Neighbouring blocks take the heads of the same rows, which lie together in memory."""
@@ -243,26 +267,24 @@ def pack_granules(
 
         def rows_kernel(src: Any, table: Any, descale: Any, dst: Any) -> None:
             granule, head = find(lax.axis_index("block"))
-            pack_rows(
+            store_rows(
                 src, dst, granule, head, table[granule, 0], table[granule, 1], descale[0, head]
             )
 
-        (out,) = plgpu.kernel(rows_kernel, out_type=[packed_rows], **options)(
-            source, granules, descales
-        )
-        return (out,)
+        run = plgpu.kernel(rows_kernel, out_type=[packed_rows], **options)
+        return list(run(source, granules, descales))
 
     value_source, value_start = _source(values)
     dv = values.shape[2]
-    pack_values = pack_values_of(dv, value_source.shape[2], value_start)
+    store_values = values_code(dv, value_source.shape[2], value_start)
 
     def kernel(
         src: Any, value_src: Any, table: Any, descale: Any, first_nan: Any, dst: Any, value_dst: Any
     ) -> None:
         granule, head = find(lax.axis_index("block"))
         first, count, sequence, place = (table[granule, i] for i in range(4))
-        pack_rows(src, dst, granule, head, first, count, descale[0, head])
-        pack_values(
+        store_rows(src, dst, granule, head, first, count, descale[0, head])
+        store_values(
             value_src,
             value_dst,
             first_nan.at[sequence, head],
@@ -274,11 +296,6 @@ def pack_granules(
             descale[1, head],
         )
 
-    first_nan = jax.new_ref(
-        jnp.full((num_sequences, num_heads, dv), jnp.iinfo(jnp.int32).max, jnp.int32)
-    )
     packed_values = jax.ShapeDtypeStruct((num_heads * num_granules, dv, KEY_GRANULE), dtype)
-    out, out_values = plgpu.kernel(kernel, out_type=[packed_rows, packed_values], **options)(
-        source, value_source, granules, descales, first_nan
-    )
-    return out, out_values, jax.freeze(first_nan)
+    run = plgpu.kernel(kernel, out_type=[packed_rows, packed_values], **options)
+    return list(run(source, value_source, granules, descales, first_nan))
