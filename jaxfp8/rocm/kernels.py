@@ -21,8 +21,12 @@ import numpy as np
 import jaxfp8
 from jaxfp8 import packing
 from jaxfp8.ops.attention.base import Precision, QuantizedContext, QuantizedQuery
+from jaxfp8.ops.attention.heuristics import KernelConfig, default_config, device_of
+from jaxfp8.ops.attention.pallas_triton_kernel import merge_splits
+from jaxfp8.ops.attention.schedule import choose_splits
 from jaxfp8.rocm.compile import CompiledKernel, compile_for_gfx942, described_gfx942
 
+_ARCH = "gfx942"
 NUM_HEADS = 12
 NUM_QUERIES = 4096
 NUM_KEYS = 65536
@@ -115,15 +119,19 @@ def kernel_specs() -> tuple[KernelSpec, ...]:
                     "jaxfp8_pack_context", functools.partial(_quantize_context, precision, qk),
                 ),
             ]  # fmt: skip
-            for causal in (False, True):
-                name = f"{precision}{'_causal' if causal else ''}{dims}"
+            for causal, splits in ((False, None), (True, None), (False, 1), (True, 1)):
+                name = f"{precision}{'_causal' if causal else ''}{'_unsplit' if splits else ''}"
+                name += dims
                 specs += [
                     KernelSpec(
                         f"attention_{name}", "attention", precision, "jaxfp8_attention",
-                        functools.partial(_attend, precision, qk, causal),
+                        functools.partial(_attend, precision, qk, causal, splits),
                     )
                 ]  # fmt: skip
-    specs.append(KernelSpec("merge_states", "merge", "bf16", None, _merge_states))
+    specs += [
+        KernelSpec("merge_splits", "reduce", "bf16", None, _merge_splits),
+        KernelSpec("merge_states", "merge", "bf16", None, _merge_states),
+    ]
     return tuple(specs)
 
 
@@ -172,7 +180,9 @@ def _quantize_context(precision: Precision, qk: int) -> Call:
     return function, args, _shape_config(qk, num_keys=NUM_KEYS, **config)
 
 
-def _attend(precision: Precision, qk: int, causal: bool) -> Call:
+def _attend(precision: Precision, qk: int, causal: bool, splits: int | None) -> Call:
+    """splits: None takes what the library takes at this shape; 1 has an output of its own."""
+
     def function(query: QuantizedQuery, context: QuantizedContext) -> Any:
         return jaxfp8.attend(query, context, causal=causal)
 
@@ -180,10 +190,29 @@ def _attend(precision: Precision, qk: int, causal: bool) -> Call:
     pack_context, context_args, _ = _quantize_context(precision, qk)
     query = jax.eval_shape(pack_query, *query_args)
     context = jax.eval_shape(pack_context, *context_args)
-    config = _shape_config(
-        qk, num_queries=NUM_QUERIES, num_keys=NUM_KEYS, causal=causal, **_packed_config(context)
+    kernel_config = dataclasses.replace(context.data.config, splits=splits)
+    data = dataclasses.replace(context.data, config=kernel_config)
+    context = dataclasses.replace(context, data=data)
+    config = dataclasses.asdict(kernel_config)
+    config["splits"] = _num_splits(causal, kernel_config)
+    shape = _shape_config(qk, num_queries=NUM_QUERIES, num_keys=NUM_KEYS, causal=causal)
+    return function, (query, context), {**shape, **config}
+
+
+def _num_splits(causal: bool, config: KernelConfig) -> int:
+    return choose_splits(
+        NUM_HEADS, NUM_QUERIES, NUM_KEYS, NUM_SEQUENCES, V_HEAD_DIM, causal, config,
+        device_of(_ARCH),
+    )  # fmt: skip
+
+
+def _merge_splits() -> Call:
+    splits = _num_splits(False, default_config(_ARCH, "fp8"))
+    args = (
+        _array((splits, NUM_QUERIES, NUM_HEADS, V_HEAD_DIM), np.float32),
+        _array((splits, NUM_HEADS, NUM_QUERIES), np.float32),
     )
-    return function, (query, context), config
+    return merge_splits, args, {"num_heads": NUM_HEADS, "splits": splits}
 
 
 def _merge_states() -> Call:

@@ -8,6 +8,7 @@ interpret mode, which rounds at the same places, almost bit for bit; and with th
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import jaxfp8
+from jaxfp8 import packing
 from tests import oracle
 from tests.inputs import cu_seqlens, qkv, with_tail
 from tests.rocm.simulate import simulate
@@ -68,15 +70,26 @@ def expected_attention(arrays: Sequence[np.ndarray], precision: str, causal: boo
     return oracle.attention(q, k, v, cu_q, cu_k, causal=causal)
 
 
-def check(arrays: Sequence[np.ndarray], precision: str, causal: bool, **options: Any) -> None:
-    """Simulates a call and compares it with everything it is compared with."""
-    function = functools.partial(jaxfp8.prefill_attention, causal=causal, precision=precision)
-    simulated = simulate(function, *arrays, only=ATTENTION, **options)
-    assert_attention(simulated, expected_attention(arrays, precision, causal), precision)
+def check(
+    arrays: Sequence[np.ndarray], precision: str, causal: bool, splits: int | None = None
+) -> None:
+    """Simulates a call and compares it with everything it is compared with.
 
-    interpreted = simulate(function, *arrays, only=())
-    assert_alike(simulated, interpreted, INTERPRET_RELATIVE)
-    assert_alike(simulated, function(*arrays, backend="xla"), XLA_RELATIVE[precision])
+    splits: parts into which the keys are split; None takes what the library does.
+    """
+
+    def function(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any) -> jaxfp8.AttentionState:
+        query = packing.pack_query(q, cu_q, None, precision, None, None, v_head_dim=128)
+        context = packing.pack_context(k, v, cu_k, None, None, precision, None, None)
+        config = dataclasses.replace(context.data.config, splits=splits)
+        data = dataclasses.replace(context.data, config=config)
+        return jaxfp8.attend(query, dataclasses.replace(context, data=data), causal=causal)
+
+    simulated = simulate(function, *arrays, only=ATTENTION)
+    assert_attention(simulated, expected_attention(arrays, precision, causal), precision)
+    assert_alike(simulated, simulate(function, *arrays, only=()), INTERPRET_RELATIVE)
+    by_xla = jaxfp8.prefill_attention(*arrays, causal=causal, precision=precision, backend="xla")
+    assert_alike(simulated, by_xla, XLA_RELATIVE[precision])
 
 
 def assert_alike(state: Any, other: Any, relative: float) -> None:
@@ -95,6 +108,14 @@ def assert_alike(state: Any, other: Any, relative: float) -> None:
 def test_ragged_batches(precision, causal, name):
     rng = np.random.default_rng(len(name))
     check(batch(rng, *BATCHES[name]), precision, causal)
+
+
+@pytest.mark.parametrize("splits", [1, 5])
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
+def test_splits_of_the_keys(precision, splits):
+    """Most parts of the short sequences get no key at all."""
+    arrays = batch(np.random.default_rng(splits), [130, 1, 64, 0], [256, 193, 65, 1])
+    check(arrays, precision, splits == 1, splits)
 
 
 @pytest.mark.parametrize("precision", ["fp8", "bf16"])

@@ -19,6 +19,15 @@ from jaxfp8.rocm.compile import described_gfx942
 from jaxfp8.rocm.disassembly import disassemble
 from tests.rocm.tools import needs_rocm_compiler
 
+FP8_ATTENTION, BF16_ATTENTION = (
+    [
+        f"attention_{precision}{causal}{split}"
+        for causal in ("", "_causal")
+        for split in ("", "_unsplit")
+    ]
+    for precision in ("fp8", "bf16")
+)
+
 
 class Output(NamedTuple):
     """What one run of the command left."""
@@ -98,7 +107,7 @@ def test_every_pallas_kernel_of_the_library_is_listed():
     for dynamic in (False, True):
         with described_gfx942():
             pack_query, query_args, _ = kernels._quantize_query("fp8", 192, dynamic=dynamic)
-            attend, attend_args, _ = kernels._attend("fp8", 192, True)
+            attend, attend_args, _ = kernels._attend("fp8", 192, True, None)
         for function, args in ((pack_query, query_args), (attend, attend_args)):
             launched |= {k.name for k in compile_for_gfx942(function, *args) if k.pallas}
     assert launched <= known
@@ -118,7 +127,7 @@ def assert_loop(loop: dict[str, Any], instruction: str, most_vector_work: float)
 
 
 @needs_rocm_compiler
-@pytest.mark.parametrize("name", ["attention_fp8", "attention_fp8_causal"])
+@pytest.mark.parametrize("name", FP8_ATTENTION)
 def test_fp8_attention_compiles_well(codegen, name):
     counts = codegen.counts[name]
     assert counts["spills"] == 0
@@ -133,7 +142,7 @@ def test_fp8_attention_compiles_well(codegen, name):
 
 
 @needs_rocm_compiler
-@pytest.mark.parametrize("name", ["attention_fp8", "attention_fp8_causal"])
+@pytest.mark.parametrize("name", FP8_ATTENTION)
 def test_p_is_converted_two_at_a_time(codegen, name):
     code = (codegen.folder / f"{name}.hsaco").read_bytes()
     opcodes = {instruction.opcode for instruction in disassemble(code)}
@@ -141,7 +150,7 @@ def test_p_is_converted_two_at_a_time(codegen, name):
 
 
 @needs_rocm_compiler
-@pytest.mark.parametrize("name", ["attention_bf16", "attention_bf16_causal"])
+@pytest.mark.parametrize("name", BF16_ATTENTION)
 def test_bf16_attention_compiles_well(codegen, name):
     counts = codegen.counts[name]
     assert counts["spills"] == 0

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import jaxfp8
+from jaxfp8.ops.attention.pallas_triton_kernel import merge_splits
 from tests import oracle
 from tests.inputs import cu_seqlens, qkv
 from tests.rocm.run_executable import run_executable
 from tests.rocm.tools import needs_rocm_compiler
-from tests.tolerances import assert_attention
+from tests.tolerances import assert_attention, assert_close, lse_bound
 
 pytestmark = needs_rocm_compiler
 
@@ -45,6 +46,26 @@ def test_merge_states(reverse_waves):
     np.testing.assert_allclose(out, expected_out, rtol=2.0**-8, atol=1e-6)
     assert not out[3, 1].any()
     assert np.isneginf(merged.lse[1, 3])
+
+
+def test_merge_of_key_splits():
+    """Parts without keys, which may hold an infinity, and rows that no part has seen."""
+    rng = np.random.default_rng(2)
+    out = rng.standard_normal((3, 5, 2, 128)).astype(np.float32)
+    lse = (3 * rng.standard_normal((3, 2, 5))).astype(np.float32)
+    lse[1, 0, :2] = lse[:, 1, 4] = -np.inf
+    out[1, :2, 0] = np.inf
+    out[:, 4, 1] = 0
+
+    merged, merged_lse = run_executable(merge_splits, out, lse)
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        weights = np.exp(lse.astype(np.float64))
+        expected_lse = np.log(weights.sum(axis=0))
+        shares = np.nan_to_num(weights / weights.sum(axis=0)).swapaxes(1, 2)[..., None]
+    expected = (np.where(shares == 0, 0, out) * shares).sum(axis=0)
+    assert_close(merged_lse, expected_lse, lse_bound(expected_lse), "lse")
+    assert_close(merged, expected, 2.0**-8 * np.abs(expected) + 1e-6, "out")
 
 
 @pytest.mark.parametrize("precision", ["fp8", "bf16"])
