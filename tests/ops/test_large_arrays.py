@@ -91,7 +91,7 @@ def test_attention():
 
     def function(*operands):
         return pallas_triton_kernel.attend(
-            *operands, num_tokens=ROWS, causal=True, negative_scale=False,
+            *operands, num_tokens=ROWS, causal=True,
             fmt=jaxfp8.E4M3FNUZ, config=CONFIG,
         )  # fmt: skip
 
@@ -128,7 +128,7 @@ def test_packing():
         )
 
     arguments = {
-        "k": k, "v": v, "cu_seqlens": CU_K, "k_descale": descale, "v_descale": descale,
+        "k_refs[0]": k, "v": v, "cu_seqlens": CU_K, "k_descale": descale, "v_descale": descale,
     }  # fmt: skip
     others = {
         name: np.asarray(getattr(table, name)) for name in ("sequence", "row", "token", "count")

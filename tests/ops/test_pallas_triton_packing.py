@@ -13,6 +13,7 @@ import pytest
 import jaxfp8
 from jaxfp8.head_slice import HeadSlice
 from jaxfp8.ops.quantize import pallas_triton as packing
+from jaxfp8.ops.quantize.assembled_key import AssembledKey
 from tests import oracle
 from tests.inputs import cu_seqlens, with_tail
 from tests.ops.test_tiling import tiles_by_loop
@@ -115,6 +116,32 @@ def test_keys_and_values(fmt):
         np.testing.assert_array_equal(bits(tokens), bits(expected))
         assert not bits(padding).any()
     assert (nonfinite == packing.NO_KEY).all()
+
+
+@pytest.mark.parametrize("fmt", [jaxfp8.E4M3FNUZ, None], ids=str)
+def test_assembled_keys(fmt):
+    """kv_nope [T, H, 256] holds K's own part beside V; rope is shared by the heads."""
+    rng = np.random.default_rng(6)
+    kv_nope, rope = draw(rng, sum(LENGTHS), 2, 256), draw(rng, sum(LENGTHS), 1, 64)[:, 0]
+    k = AssembledKey(HeadSlice(kv_nope, 0, 128), rope)
+    v = HeadSlice(kv_nope, 128, 128)
+    whole = np.asarray(k.materialize())
+    assert k.shape == whole.shape == (sum(LENGTHS), 2, 192)
+    np.testing.assert_array_equal(whole[:, 1, 128:], rope)
+    descales = np.asarray([[1.0, 0.1], [0.25, 3.0]], np.float32)
+    results = [
+        packing.pack_keys_and_values(
+            *jax.tree.map(jnp.asarray, (k, v, cu_seqlens(LENGTHS), *descales)), fmt,
+            block=16, interpret=True,
+        )
+        for k, v in ((k, v), (whole, kv_nope[:, :, 128:]))
+    ]  # fmt: skip
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(np.asarray(one, np.float32), np.asarray(other, np.float32))
+    np.testing.assert_array_equal(
+        packing.amax(jax.tree.map(jnp.asarray, k), jnp.int32(50), interpret=True),
+        oracle.amax(whole[:50]),
+    )
 
 
 def test_what_is_not_finite_is_told_in_a_table():

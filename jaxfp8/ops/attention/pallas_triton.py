@@ -17,6 +17,7 @@ from jaxfp8.ops.attention.base import AttentionSpec, QuantizedContext, Quantized
 from jaxfp8.ops.attention.heuristics import Device, KernelConfig, default_config, device_of
 from jaxfp8.ops.attention.schedule import choose_splits
 from jaxfp8.ops.quantize import pallas_triton as packing
+from jaxfp8.ops.quantize.assembled_key import AssembledKey
 from jaxfp8.states import AttentionState
 from jaxfp8.targets import Target, detect_target
 
@@ -89,7 +90,7 @@ class PallasTritonBackend:
             return f"{target.arch} computes in {target.fp8_format}, not in {spec.fmt}"
         return None
 
-    def amax(self, x: jax.Array | HeadSlice, num_tokens: jax.Array) -> jax.Array:
+    def amax(self, x: jax.Array | HeadSlice | AssembledKey, num_tokens: jax.Array) -> jax.Array:
         """See AttentionBackend."""
         return packing.amax(x, num_tokens, interpret=self.interpret)
 
@@ -109,7 +110,7 @@ class PallasTritonBackend:
 
     def pack_context(
         self,
-        k: jax.Array | HeadSlice,
+        k: jax.Array | HeadSlice | AssembledKey,
         v: jax.Array | HeadSlice,
         cu_seqlens: jax.Array,
         k_descale: jax.Array,
@@ -168,7 +169,6 @@ class PallasTritonBackend:
             jnp.stack([factor, context.v_descale]),
             num_tokens=query.num_tokens,
             causal=causal,
-            negative_scale=softmax_scale < 0,
             fmt=context.spec.fmt,
             config=kv.config,
             splits=splits,

@@ -103,7 +103,6 @@ def attend(
     *,
     num_tokens: int,
     causal: bool,
-    negative_scale: bool,
     fmt: Fp8Format | None,
     config: KernelConfig,
     splits: int = 1,
@@ -118,11 +117,10 @@ def attend(
       v: [H, kv tiles, Dv, block_k].
       nonfinite: float32 [1 or 2, H, B, Dv].
       work: the work table.
-      scales: float32 [2, H]: what a raw score is multiplied with to be a base-2 exponent, and
-        V's descale.
+      scales: float32 [2, H]: what a raw score is multiplied with to be a base-2 exponent, not
+        negative, and V's descale.
       num_tokens: Tq.
       causal: whether rows see different numbers of keys.
-      negative_scale: whether the first row of `scales` is negative.
       fmt: the FP8 format; None for bfloat16.
       config: tile shapes, warps, stages.
       splits: parts into which the keys of each tile are split.
@@ -150,7 +148,7 @@ def attend(
         todo = [work_ref[i, rank] for i in range(9)]
         m, total, acc = _attend_tiles(
             q_ref, k_ref, v_ref, head, todo, _part_of(todo, split, splits), scales_ref[0, head],
-            causal=causal, negative_scale=negative_scale, fmt=fmt, config=config,
+            causal=causal, fmt=fmt, config=config,
         )  # fmt: skip
         row = jnp.arange(config.block_q, dtype=jnp.int32)
         column = jnp.arange(v_size, dtype=jnp.int32)
@@ -224,7 +222,6 @@ def _attend_tiles(
     scale: jax.Array,
     *,
     causal: bool,
-    negative_scale: bool,
     fmt: Fp8Format | None,
     config: KernelConfig,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -261,9 +258,6 @@ def _attend_tiles(
             products.append(plgpu.dot(part, k))
         return functools.reduce(operator.add, products)
 
-    def largest(s: jax.Array) -> jax.Array:
-        return jnp.min(s, axis=1) if negative_scale else jnp.max(s, axis=1)
-
     def probabilities(p: jax.Array) -> jax.Array:
         p = _to_bfloat16(p) if fmt is None else pallas_compat.to_fp8(p, fmt)
         if config.permute_keys:
@@ -296,7 +290,7 @@ def _attend_tiles(
         else:
             m, total, acc = update(m, total, acc, m_new, p, v)
             s = scores(t + 1)
-        return m, total, acc, s, largest(s)
+        return m, total, acc, s, jnp.max(s, axis=1)
 
     visible = _visible_keys(todo, row, causal)[:, None]
 
@@ -308,7 +302,7 @@ def _attend_tiles(
         # constant of each register, where key < bound would hold a register for each score.
         bound = visible - (t - todo[_FIRST]) * block_k
         mask = (key & ~lane_bit)[None, :] < bound - (key & lane_bit)[None, :]
-        # Scaled first, masked then: right for a scale of any sign, and for 0.
+        # Scaled first, masked then: right also where tiny descales make the factor 0.
         s = jnp.where(mask, s * scale, -jnp.inf)
         m_new = jnp.maximum(m, jnp.max(s, axis=1) - _P_EXPONENT)
         p = pallas_compat.exp2(s - m_new[:, None])
@@ -319,7 +313,7 @@ def _attend_tiles(
     s = scores(first)
     zeros = jnp.zeros((block_q,), jnp.float32)
     acc = jnp.zeros((block_q, v_size), jnp.float32)
-    carry = (zeros + _NO_MAXIMUM, zeros, acc, s, largest(s))
+    carry = (zeros + _NO_MAXIMUM, zeros, acc, s, jnp.max(s, axis=1))
     m, total, acc, *_ = lax.fori_loop(first, full, full_tile, carry)
     m, total, acc = lax.fori_loop(full, end, masked_tile, (m, total, acc))
     return m, total, acc

@@ -15,8 +15,8 @@ there, and a table says which rows must become NaN or infinite after all (`Nonfi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from jaxfp8 import pallas_compat
 from jaxfp8.formats import Fp8Format
 from jaxfp8.head_slice import HeadSlice
 from jaxfp8.ops.attention import tiling
+from jaxfp8.ops.quantize.assembled_key import AssembledKey
 
 NO_KEY = math.inf
 """What the table of non-finite values holds where there is none."""
@@ -63,7 +64,7 @@ def pack_rows(
       block: rows of a tile.
       interpret: run in Pallas interpret mode.
     """
-    array, start = _array_and_start(x)
+    parts = _parts(x)
     num_tokens, heads, size = x.shape
     num_tiles = tiling.max_tiles(num_tokens, cu_seqlens.shape[0] - 1, block)
     dtype = fmt.dtype if fmt else x.dtype
@@ -71,12 +72,10 @@ def pack_rows(
         return jnp.zeros((heads, 0, size), dtype)
     table = tiling.tile_table(cu_seqlens, block, num_tiles)
 
-    def kernel(x_ref, token_ref, count_ref, descale_ref, out_ref):  # type: ignore[no-untyped-def]
+    def kernel(x_refs, token_ref, count_ref, descale_ref, out_ref):  # type: ignore[no-untyped-def]
         head, tile = pl.program_id(0), pl.program_id(1)
         rows = _Rows(token_ref[tile], count_ref[tile], block)
-        _pack_rows_of_tile(
-            x_ref, start, size, head, rows, descale_ref[head], fmt, out_ref, tile * block
-        )
+        _pack_rows_of_tile(x_refs, parts, head, rows, descale_ref[head], fmt, out_ref, tile * block)
 
     packed: jax.Array = pl.pallas_call(
         kernel,
@@ -85,12 +84,12 @@ def pack_rows(
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
         interpret=interpret,
         name="jaxfp8_pack_query",
-    )(array, table.token, table.count, descale)
+    )(_arrays(parts), table.token, table.count, descale)
     return packed
 
 
 def pack_keys_and_values(
-    k: jax.Array | HeadSlice,
+    k: jax.Array | HeadSlice | AssembledKey,
     v: jax.Array | HeadSlice,
     cu_seqlens: jax.Array,
     k_descale: jax.Array,
@@ -103,7 +102,8 @@ def pack_keys_and_values(
     """Quantizes K [T, H, Dqk] and V [T, H, Dv] in one launch.
 
     Args:
-      k: bfloat16, or already in `fmt`, which is copied bit for bit.
+      k: bfloat16, or already in `fmt`, which is copied bit for bit; an AssembledKey is put together
+        on the way.
       v: likewise.
       cu_seqlens: int32 [B + 1].
       k_descale: float32 [H].
@@ -119,8 +119,7 @@ def pack_keys_and_values(
       [2, H, B, Dv]: the first that is NaN or +inf, and the first that is NaN or -inf. It is
       float32, exact up to 2**24 keys, because Pallas lowers no atomic minimum of integer arrays.
     """
-    k_array, k_start = _array_and_start(k)
-    v_array, v_start = _array_and_start(v)
+    k_parts, ((v_array, v_start, _),) = _parts(k), _parts(v)
     num_tokens, heads, k_size = k.shape
     v_size = v.shape[2]
     batch = cu_seqlens.shape[0] - 1
@@ -136,13 +135,13 @@ def pack_keys_and_values(
     table = tiling.tile_table(cu_seqlens, block, num_tiles)
 
     def kernel(  # type: ignore[no-untyped-def]
-        k_ref, v_ref, sequence_ref, row_ref, token_ref, count_ref, k_descale_ref, v_descale_ref, _,
+        k_refs, v_ref, sequence_ref, row_ref, token_ref, count_ref, k_descale_ref, v_descale_ref, _,
         k_out_ref, v_out_ref, nonfinite_ref,
     ):  # fmt: skip
         head, tile = pl.program_id(0), pl.program_id(1)
         rows = _Rows(token_ref[tile], count_ref[tile], block)
         _pack_rows_of_tile(
-            k_ref, k_start, k_size, head, rows, k_descale_ref[head], fmt, k_out_ref, tile * block
+            k_refs, k_parts, head, rows, k_descale_ref[head], fmt, k_out_ref, tile * block
         )
         lane = jnp.arange(block, dtype=jnp.int32)
         for column, width in column_chunks(v_size):
@@ -168,18 +167,20 @@ def pack_keys_and_values(
             pallas_compat.out_type(nonfinite.shape, nonfinite.dtype),
         ),
         grid=(heads, num_tiles),
-        input_output_aliases={8: 2},
+        input_output_aliases={len(k_parts) + 7: 2},
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
         interpret=interpret,
         name="jaxfp8_pack_context",
     )(
-        k_array, v_array, table.sequence, table.row, table.token, table.count,
+        _arrays(k_parts), v_array, table.sequence, table.row, table.token, table.count,
         k_descale, v_descale, nonfinite,
     )  # fmt: skip
     return packed
 
 
-def amax(x: jax.Array | HeadSlice, num_tokens: jax.Array, *, interpret: bool = False) -> jax.Array:
+def amax(
+    x: jax.Array | HeadSlice | AssembledKey, num_tokens: jax.Array, *, interpret: bool = False
+) -> jax.Array:
     """float32 [H]: largest finite |x| of each head over the first `num_tokens` rows, else 0.
 
     One pass over the data writes the maximum of each block of rows; the few that result are
@@ -190,19 +191,18 @@ def amax(x: jax.Array | HeadSlice, num_tokens: jax.Array, *, interpret: bool = F
       num_tokens: int32 []; rows past it are not read.
       interpret: run in Pallas interpret mode.
     """
-    array, start = _array_and_start(x)
-    capacity, heads, size = x.shape
+    parts = _parts(x)
+    capacity, heads, _ = x.shape
     if capacity == 0:
         return jnp.zeros(heads, jnp.float32)
     blocks = pl.cdiv(capacity, _AMAX_BLOCK)
 
-    def kernel(x_ref, num_tokens_ref, out_ref):  # type: ignore[no-untyped-def]
+    def kernel(x_refs, num_tokens_ref, out_ref):  # type: ignore[no-untyped-def]
         head, tile = pl.program_id(0), pl.program_id(1)
         token = tile * _AMAX_BLOCK
         rows = _Rows(token, num_tokens_ref[0] - token, _AMAX_BLOCK)
         largest = jnp.float32(0)
-        for column, width in column_chunks(size):
-            values = rows.load(x_ref, head, start + column + jnp.arange(width, dtype=jnp.int32))
+        for _, values in _load_parts(x_refs, parts, head, rows):
             magnitude = jnp.abs(values.astype(jnp.float32))
             magnitude = jnp.where(magnitude < jnp.inf, magnitude, 0.0)  # NaN too
             largest = jnp.maximum(largest, jnp.max(magnitude))
@@ -215,8 +215,28 @@ def amax(x: jax.Array | HeadSlice, num_tokens: jax.Array, *, interpret: bool = F
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
         interpret=interpret,
         name="jaxfp8_amax",
-    )(array, jnp.minimum(num_tokens, capacity).reshape(1))
+    )(_arrays(parts), jnp.minimum(num_tokens, capacity).reshape(1))
     return jnp.max(partial, axis=1)
+
+
+class _Part(NamedTuple):
+    """Columns `start : start + size` of an array [T, H, D], or [T, D] that all heads share."""
+
+    array: jax.Array
+    start: int
+    size: int
+
+
+def _parts(x: jax.Array | HeadSlice | AssembledKey) -> list[_Part]:
+    if isinstance(x, AssembledKey):
+        return [*_parts(x.nope), _Part(x.rope, 0, x.rope.shape[1])]
+    if isinstance(x, HeadSlice):
+        return [_Part(x.array, x.start, x.size)]
+    return [_Part(x, 0, x.shape[2])]
+
+
+def _arrays(parts: list[_Part]) -> tuple[jax.Array, ...]:
+    return tuple(part.array for part in parts)
 
 
 class _Rows:
@@ -228,19 +248,31 @@ class _Rows:
         self.mask = (row < count)[:, None]
 
     def load(self, ref: Any, head: jax.Array, columns: jax.Array) -> jax.Array:
-        """[block, columns] of one head; zeros in rows that do not exist."""
+        """[block, columns] of one head of ref, [T, H, D] or [T, D]; zeros in rows not there."""
         shape = (self.token.shape[0], columns.shape[0])
+        where = (self.token, head, columns[None, :])
         return pallas_compat.load(
-            ref.at[self.token, head, columns[None, :]],
+            ref.at[where if ref.ndim == 3 else (where[0], where[2])],
             mask=jnp.broadcast_to(self.mask, shape),
             other=jnp.zeros(shape, ref.dtype),
         )
 
 
+def _load_parts(
+    refs: Sequence[Any], parts: Sequence[_Part], head: jax.Array, rows: _Rows
+) -> Iterator[tuple[jax.Array, jax.Array]]:
+    """Columns of the whole and values [block, columns], a power of two of them at a time."""
+    before = 0
+    for ref, part in zip(refs, parts, strict=True):
+        for column, width in column_chunks(part.size):
+            columns = column + jnp.arange(width, dtype=jnp.int32)
+            yield before + columns, rows.load(ref, head, part.start + columns)
+        before += part.size
+
+
 def _pack_rows_of_tile(
-    ref: Any,
-    start: int,
-    size: int,
+    refs: Sequence[Any],
+    parts: Sequence[_Part],
     head: jax.Array,
     rows: _Rows,
     descale: jax.Array,
@@ -249,9 +281,7 @@ def _pack_rows_of_tile(
     out_row: jax.Array,
 ) -> None:
     lane = out_row + jnp.arange(rows.token.shape[0], dtype=jnp.int32)
-    for column, width in column_chunks(size):
-        columns = column + jnp.arange(width, dtype=jnp.int32)
-        values = rows.load(ref, head, start + columns)
+    for columns, values in _load_parts(refs, parts, head, rows):
         pallas_compat.store(
             out_ref.at[head, lane[:, None], columns[None, :]], _quantize(values, descale, fmt)
         )
@@ -279,7 +309,3 @@ def _hide_nonfinite(x: jax.Array, fmt: Fp8Format | None) -> tuple[jax.Array, Seq
         return jnp.where(nan, 0.0, wide).astype(x.dtype), [nan]
     above, below = nan | (wide == jnp.inf), nan | (wide == -jnp.inf)
     return jnp.where(above | below, 0.0, wide).astype(x.dtype), [above, below]
-
-
-def _array_and_start(x: jax.Array | HeadSlice) -> tuple[jax.Array, int]:
-    return (x.array, x.start) if isinstance(x, HeadSlice) else (x, 0)
