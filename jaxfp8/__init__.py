@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jaxfp8.head_slice import HeadSlice as HeadSlice
     from jaxfp8.ops.attention.base import QuantizedContext as QuantizedContext
     from jaxfp8.ops.attention.base import QuantizedQuery as QuantizedQuery
+    from jaxfp8.ops.quantize.assembled_key import AssembledKey as AssembledKey
     from jaxfp8.policy import Decision as Decision
     from jaxfp8.policy import PrefillPolicy as PrefillPolicy
     from jaxfp8.policy import PrefillRequest as PrefillRequest
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from jaxfp8.targets import detect_target as detect_target
 
 _MODULES = {
+    "AssembledKey": "ops.quantize.assembled_key",
     "AttentionState": "states",
     "Calibrator": "calibration",
     "Decision": "policy",

@@ -21,6 +21,7 @@ import numpy as np
 
 from jaxfp8.formats import FORMATS, Fp8Format
 from jaxfp8.head_slice import HeadSlice
+from jaxfp8.ops.quantize.assembled_key import AssembledKey
 
 if TYPE_CHECKING:
     from jaxfp8.states import AttentionState
@@ -52,9 +53,23 @@ def array(name: str, x: Any, shape: str) -> Any:
     return x
 
 
+def keys(name: str, x: Any, shape: str) -> Any:
+    """As `heads`, and x may also be an AssembledKey whose parts fit each other."""
+    if not isinstance(x, AssembledKey):
+        return heads(name, x, shape)
+    array(f"{name}.nope", x.nope, "[Tk, H, Dn]")
+    array(f"{name}.rope", x.rope, "[Tk, Dr]")
+    matches(f"{name}.rope", x.rope, f"[{x.shape[0]}, Dr]", (x.shape[0], None), f"{name}.nope")
+    dtype_in(f"{name}.rope", x.rope, [x.dtype])
+    return _populated(name, x, shape)
+
+
 def heads(name: str, x: Any, shape: str) -> Any:
     """A token-major array [T, H, D] with at least one head and one column."""
-    array(name, x, shape)
+    return _populated(name, array(name, x, shape), shape)
+
+
+def _populated(name: str, x: Any, shape: str) -> Any:
     if x.shape[1] < 1 or x.shape[2] < 1:
         raise ValueError(
             f"{name}: expected shape {shape} with H >= 1 and D >= 1, got {list(x.shape)}"

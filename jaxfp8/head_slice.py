@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Protocol
 
 import jax
+import numpy as np
 
 
 @jax.tree_util.register_dataclass
@@ -42,6 +43,14 @@ class HeadSlice:
         return self.array[:, :, self.start : self.start + self.size]
 
 
-def as_array(x: jax.Array | HeadSlice) -> jax.Array:
-    """x itself, or the slice it stands for."""
-    return x.materialize() if isinstance(x, HeadSlice) else x
+class Materializable(Protocol):
+    """A view of arrays that can be made an array: HeadSlice, AssembledKey."""
+
+    def materialize(self) -> jax.Array:
+        """The array."""
+        ...
+
+
+def as_array(x: jax.Array | Materializable) -> jax.Array:
+    """x itself, or the array it stands for."""
+    return x if isinstance(x, (jax.Array, np.ndarray)) else x.materialize()

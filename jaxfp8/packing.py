@@ -23,6 +23,7 @@ from jaxfp8.inference_only import inference_only
 from jaxfp8.ops.attention.base import AttentionSpec, Precision, QuantizedContext, QuantizedQuery
 from jaxfp8.ops.attention.registry import choose_backend, get_backend
 from jaxfp8.ops.quantize import reference as quantize
+from jaxfp8.ops.quantize.assembled_key import AssembledKey
 from jaxfp8.states import AttentionState
 from jaxfp8.targets import Target, detect_target
 
@@ -53,7 +54,7 @@ def pack_query(
 
 
 def pack_context(
-    k: jax.Array | HeadSlice,
+    k: jax.Array | HeadSlice | AssembledKey,
     v: jax.Array | HeadSlice,
     cu_seqlens_k: jax.Array,
     k_descale: jax.Array | None,
@@ -65,7 +66,7 @@ def pack_context(
     """`quantize_context` for either precision."""
     target = target_of(k)
     spec = spec_of(precision, fmt, target)
-    checks.heads("k", k, "[Tk, H, Dqk]")
+    checks.keys("k", k, "[Tk, H, Dqk]")
     _, num_heads, qk_head_dim = k.shape
     v_head_dim = check_context(k, v, spec.fmt, num_heads, qk_head_dim, "k")
     cu_seqlens_k = checks.cu_seqlens("cu_seqlens_k", cu_seqlens_k, k.shape[0], "k")
@@ -84,8 +85,8 @@ def pack_context(
 
 def target_of(x: Any) -> Target:
     """The target of the device that holds x; of JAX's default device where x has none yet."""
-    if isinstance(x, HeadSlice):
-        x = x.array
+    leaves = jax.tree.leaves(x)
+    x = leaves[0] if leaves else None
     if isinstance(x, jax.Array) and not checks.is_traced(x):
         return detect_target(min(x.devices(), key=lambda device: device.id))
     return detect_target()
@@ -124,7 +125,7 @@ def check_context(
     k: Any, v: Any, fmt: Fp8Format | None, num_heads: int, qk_head_dim: int, other: str
 ) -> int:
     """Dv of sound k and v."""
-    checks.array("k", k, f"[Tk, {num_heads}, {qk_head_dim}]")
+    checks.keys("k", k, f"[Tk, {num_heads}, {qk_head_dim}]")
     checks.attention_dtype("k", k, fmt)
     checks.matches(
         "k", k, f"[Tk, {num_heads}, {qk_head_dim}]", (None, num_heads, qk_head_dim), other

@@ -20,13 +20,14 @@ from jaxfp8.formats import Fp8Format
 from jaxfp8.head_slice import HeadSlice
 from jaxfp8.ops.attention.base import AttentionSpec, Precision, QuantizedContext, QuantizedQuery
 from jaxfp8.ops.attention.registry import choose_backend, get_backend
+from jaxfp8.ops.quantize.assembled_key import AssembledKey
 from jaxfp8.scales.layer_scales import LayerScales
 from jaxfp8.states import AttentionState
 
 
 def prefill_attention(
     q: jax.Array | HeadSlice,
-    k: jax.Array | HeadSlice,
+    k: jax.Array | HeadSlice | AssembledKey,
     v: jax.Array | HeadSlice,
     cu_seqlens_q: jax.Array,
     cu_seqlens_k: jax.Array,
@@ -47,7 +48,8 @@ def prefill_attention(
 
     Args:
       q: [Tq, H, Dqk], bfloat16; or FP8 in `fmt`, with `scales`.
-      k: [Tk, H, Dqk], likewise.
+      k: [Tk, H, Dqk], likewise; or an AssembledKey, whose parts are never put together in memory by
+        the backends that can read them where they lie.
       v: [Tk, H, Dv], likewise. Each of the three may be a HeadSlice of a wider array.
       cu_seqlens_q: int32 [B + 1], starts at 0, does not decrease, ends within Tq. A traced array
         cannot be checked and is made so: nothing is ever read out of bounds.
@@ -117,7 +119,7 @@ def quantize_query(
 
 
 def quantize_context(
-    k: jax.Array | HeadSlice,
+    k: jax.Array | HeadSlice | AssembledKey,
     v: jax.Array | HeadSlice,
     cu_seqlens_k: jax.Array,
     *,
@@ -129,7 +131,7 @@ def quantize_context(
     """Keys and values quantized per head, in the layout of the backend.
 
     Args:
-      k: [Tk, H, Dqk], bfloat16; or FP8 in `fmt`, with `k_descale`.
+      k: [Tk, H, Dqk], bfloat16; or FP8 in `fmt`, with `k_descale`. May be an AssembledKey.
       v: [Tk, H, Dv], bfloat16; or FP8 in `fmt`, with `v_descale`.
       cu_seqlens_k: int32 [B + 1].
       k_descale: float32 [H]; None takes a dynamic one from the tokens before cu_seqlens_k[-1].

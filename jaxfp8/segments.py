@@ -24,6 +24,7 @@ from jaxfp8 import checks, packing
 from jaxfp8.formats import Fp8Format
 from jaxfp8.head_slice import HeadSlice
 from jaxfp8.ops.attention.base import Precision, QuantizedContext, QuantizedQuery
+from jaxfp8.ops.quantize.assembled_key import AssembledKey
 from jaxfp8.states import AttentionState, merge_float32
 
 
@@ -106,7 +107,7 @@ def start_prefill(
 
 def attend_new_tokens(
     state: PrefillState,
-    k: jax.Array | HeadSlice,
+    k: jax.Array | HeadSlice | AssembledKey,
     v: jax.Array | HeadSlice,
     *,
     precision: Precision = "bf16",
@@ -128,7 +129,7 @@ def attend_new_tokens(
     """
     _check_pass(state)
     checks.matches(
-        "k", checks.array("k", k, "[Tq, H, Dqk]"), str(list(state.q.shape)), state.q.shape, "q"
+        "k", checks.keys("k", k, "[Tq, H, Dqk]"), str(list(state.q.shape)), state.q.shape, "q"
     )
     if precision == state.query.spec.precision:
         query = state.query
@@ -150,7 +151,7 @@ def attend_new_tokens(
 
 def attend_segment(
     state: PrefillState,
-    k: jax.Array | HeadSlice,
+    k: jax.Array | HeadSlice | AssembledKey,
     v: jax.Array | HeadSlice,
     cu_seqlens_k: jax.Array,
     *,
@@ -185,7 +186,7 @@ def _check_pass(state: PrefillState) -> None:
 def _pack_context(
     state: PrefillState,
     query: QuantizedQuery,
-    k: jax.Array | HeadSlice,
+    k: jax.Array | HeadSlice | AssembledKey,
     v: jax.Array | HeadSlice,
     cu_seqlens_k: jax.Array,
     k_descale: jax.Array | None,
@@ -193,7 +194,7 @@ def _pack_context(
 ) -> QuantizedContext:
     """The keys and values, checked against the pass and packed for the backend of `query`."""
     spec = query.spec
-    checks.array("k", k, "[Tk, H, Dqk]")
+    checks.keys("k", k, "[Tk, H, Dqk]")
     checks.array("v", v, "[Tk, H, Dv]")
     heads, qk_head_dim, v_head_dim = spec.num_heads, spec.qk_head_dim, state.acc.shape[2]
     checks.matches("k", k, f"[Tk, {heads}, {qk_head_dim}]", (None, heads, qk_head_dim), "q")

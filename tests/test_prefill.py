@@ -233,6 +233,26 @@ def test_head_slices_are_read_in_place(backend, precision):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
+def test_keys_in_two_parts(backend, precision):
+    """K as columns 0 ... 127 of kv_nope [T, H, 256] and k_rope [T, 64], the same for all heads."""
+    q, k, v, cu_q, cu_k = with_capacity(*qkv(np.random.default_rng(21), 20, 60), [20], [60])
+    rope = k[:, 0, 128:]
+    k[:, :, 128:] = rope[:, None]
+    kv_nope = np.concatenate([k[:, :, :128], v], axis=2)
+    parts = jaxfp8.AssembledKey(jaxfp8.HeadSlice(kv_nope, 0, 128), rope)
+    assembled, plain = (
+        jaxfp8.prefill_attention(
+            q, keys, jaxfp8.HeadSlice(kv_nope, 128, 128), cu_q, cu_k,
+            causal=True, precision=precision, backend=backend,
+        )
+        for keys in (parts, k)
+    )  # fmt: skip
+    np.testing.assert_array_equal(assembled.out, plain.out)
+    np.testing.assert_array_equal(assembled.lse, plain.lse)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_parts_give_what_the_whole_gives(backend):
     arrays = qkv(np.random.default_rng(18), 20, 60)
     q, k, v, cu_q, cu_k = with_capacity(*arrays, [12, 8], [29, 31])

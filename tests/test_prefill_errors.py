@@ -139,6 +139,12 @@ CASES = {
     "slice beyond its array": (
         {"v": jaxfp8.HeadSlice(V, 64, 128)}, ValueError,
         "v: expected a slice within the 128 columns of its array, got start 64 and size 128"),
+    "parts of k of different lengths": (
+        {"k": jaxfp8.AssembledKey(K[:, :, :128], K[:9, 0, 128:])}, ValueError,
+        "k.rope: expected shape [20, Dr] to match k.nope, got [9, 64]"),
+    "parts of k too narrow": (
+        {"k": jaxfp8.AssembledKey(K[:, :, :128], K[:, 0, 160:])}, ValueError,
+        "k: expected shape [Tk, 3, 192] to match q, got [20, 3, 160]"),
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ import jax
 
 from jaxfp8.formats import Fp8Format
 from jaxfp8.head_slice import HeadSlice
+from jaxfp8.ops.quantize.assembled_key import AssembledKey
 from jaxfp8.states import AttentionState
 from jaxfp8.targets import Target
 
@@ -105,7 +106,7 @@ class AttentionBackend(Protocol):
         """
         ...
 
-    def amax(self, x: jax.Array | HeadSlice, num_tokens: jax.Array) -> jax.Array:
+    def amax(self, x: jax.Array | HeadSlice | AssembledKey, num_tokens: jax.Array) -> jax.Array:
         """float32 [H]: largest finite |x| of each head over the first `num_tokens` rows, else 0.
 
         Args:
@@ -134,7 +135,7 @@ class AttentionBackend(Protocol):
 
     def pack_context(
         self,
-        k: jax.Array | HeadSlice,
+        k: jax.Array | HeadSlice | AssembledKey,
         v: jax.Array | HeadSlice,
         cu_seqlens: jax.Array,
         k_descale: jax.Array,

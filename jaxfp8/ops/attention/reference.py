@@ -20,6 +20,7 @@ from jax import lax
 from jaxfp8.head_slice import HeadSlice, as_array
 from jaxfp8.ops.attention.base import AttentionSpec, QuantizedContext, QuantizedQuery
 from jaxfp8.ops.quantize import reference as quantize
+from jaxfp8.ops.quantize.assembled_key import AssembledKey
 from jaxfp8.states import AttentionState
 from jaxfp8.targets import Target
 
@@ -45,7 +46,7 @@ class XlaBackend:
     def unsupported(self, spec: AttentionSpec, target: Target) -> str | None:
         return None
 
-    def amax(self, x: jax.Array | HeadSlice, num_tokens: jax.Array) -> jax.Array:
+    def amax(self, x: jax.Array | HeadSlice | AssembledKey, num_tokens: jax.Array) -> jax.Array:
         return quantize.per_head_amax(as_array(x), num_tokens)
 
     def pack_query(
@@ -59,13 +60,15 @@ class XlaBackend:
 
     def pack_context(
         self,
-        k: jax.Array | HeadSlice,
+        k: jax.Array | HeadSlice | AssembledKey,
         v: jax.Array | HeadSlice,
         cu_seqlens: jax.Array,
         k_descale: jax.Array,
         v_descale: jax.Array,
         spec: AttentionSpec,
     ) -> PackedContext:
+        if isinstance(k, AssembledKey):
+            k = k.materialize()
         return PackedContext(_quantized(k, k_descale, spec), _quantized(v, v_descale, spec))
 
     def attend(
