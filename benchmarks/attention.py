@@ -6,7 +6,8 @@
     python benchmarks/attention.py --cases=mid,4k --backends=pallas_triton --sustained=0
 
 Every implementation of a case runs in bursts that take turns; a time is the median over the rounds
-of the seconds per launch of a burst. With --sustained, each also runs that many launches back to
+of the seconds per launch of a burst, which has as many launches as --burst_ms needs, so that what
+starts a burst does not count. With --sustained, each also runs that many launches back to
 back, at the power limit. Peers (PyTorch's scaled_dot_product_attention with cuDNN or flash
 attention, JAX's with cuDNN) run in BF16; one that does not serve a shape is listed with its reason.
 Attention includes everything that a call does on the device; its inputs are packed before, except
@@ -73,7 +74,8 @@ _PRECISIONS = flags.DEFINE_list("precisions", ["fp8", "bf16"], "precisions of th
 _PEERS = flags.DEFINE_list("peers", ["torch-cudnn", "torch-flash", "jax-cudnn"], "peers")
 _HEADS = flags.DEFINE_integer("heads", 12, "heads", lower_bound=1)
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "bursts of each implementation", lower_bound=1)
-_LAUNCHES = flags.DEFINE_integer("launches", 10, "launches of a burst", lower_bound=1)
+_LAUNCHES = flags.DEFINE_integer("launches", 10, "least launches of a burst", lower_bound=1)
+_BURST_MS = flags.DEFINE_float("burst_ms", 20.0, "least length of a burst", lower_bound=0.0)
 _PAUSE = flags.DEFINE_float("pause", 0.2, "seconds before a burst, for the chip to cool")
 _SUSTAINED = flags.DEFINE_integer("sustained", 500, "launches back to back of `mid`; 0: none")
 _JSON = flags.DEFINE_string("json", None, "file that results are appended to, a JSON line each")
@@ -101,21 +103,24 @@ def main(argv: Sequence[str]) -> None:
 
 def run_case(name: str, case: Case) -> list[dict[str, Any]]:
     """One result an implementation; the first, in whose terms `ratio` is, is this library's."""
-    results, bursts = [], {}
+    results: list[dict[str, Any]] = []
+    bursts: dict[str, Burst] = {}
+    launches: dict[str, int] = {}
     for implementation, make in _implementations(case).items():
         result: dict[str, Any] = {"case": name, "implementation": implementation}
         results.append(result)
         try:
             burst = make()
             burst(2)
+            launches[implementation] = _launches_of(burst)
         except Exception as error:  # a peer says here that it does not serve the shape
             result["unavailable"] = str(error).strip().splitlines()[0][:120]
             continue
         bursts[implementation] = burst
-    times = _interleave(bursts, _LAUNCHES.value, _ROUNDS.value, _PAUSE.value)
-    sustained = {}
+    times = _interleave(bursts, launches, _ROUNDS.value, _PAUSE.value)
+    sustained: dict[str, float] = {}
     if name == "mid" and _SUSTAINED.value:
-        sustained = _interleave(bursts, _SUSTAINED.value, 1, 1.0)
+        sustained = _interleave(bursts, dict.fromkeys(bursts, _SUSTAINED.value), 1, 1.0)
     first = next(iter(times.values()), None)
     for result in results:
         seconds = times.get(result["implementation"])
@@ -131,8 +136,16 @@ def run_case(name: str, case: Case) -> list[dict[str, Any]]:
     return results
 
 
+def _launches_of(burst: Burst) -> int:
+    """Launches of a burst that lasts long enough."""
+    start = time.perf_counter()
+    burst(_LAUNCHES.value)
+    seconds = (time.perf_counter() - start) / _LAUNCHES.value
+    return max(_LAUNCHES.value, int(_BURST_MS.value * 1e-3 / seconds) + 1)
+
+
 def _interleave(
-    bursts: dict[str, Burst], launches: int, rounds: int, pause: float
+    bursts: dict[str, Burst], launches: dict[str, int], rounds: int, pause: float
 ) -> dict[str, float]:
     """Median seconds a launch of each."""
     seconds: dict[str, list[float]] = {name: [] for name in bursts}
@@ -140,8 +153,8 @@ def _interleave(
         for name, burst in bursts.items():
             time.sleep(pause)
             start = time.perf_counter()
-            burst(launches)
-            seconds[name].append((time.perf_counter() - start) / launches)
+            burst(launches[name])
+            seconds[name].append((time.perf_counter() - start) / launches[name])
     return {name: statistics.median(x) for name, x in seconds.items()}
 
 
@@ -204,20 +217,20 @@ def _ours(case: Case, q: Any, k: Any, v: Any, precision: str, backend: str | Non
     if case.what != "attention":
         descale = functools.partial(jnp.full, _HEADS.value, dtype=jnp.float32)
         scales = jaxfp8.LayerScales(*(descale(0.0125) for _ in range(3)))
+        # Under jit, as in a model: outside of it the cu_seqlens are read and checked every call.
         if case.what == "pack":
-            return _repeat(
-                lambda: jaxfp8.quantize_context(
-                    k, v, cu_k, k_descale=scales.k, v_descale=scales.v, backend=backend
-                )
-            )
-        return _repeat(
-            lambda: jaxfp8.prefill_attention(
-                q, k, v, cu_q, cu_k, causal=case.causal, scales=scales, backend=backend
+            pack = jax.jit(functools.partial(jaxfp8.quantize_context, backend=backend))
+            return _repeat(lambda: pack(k, v, cu_k, k_descale=scales.k, v_descale=scales.v))
+        prefill = jax.jit(
+            functools.partial(
+                jaxfp8.prefill_attention, causal=case.causal, scales=scales, backend=backend
             )
         )
+        return _repeat(lambda: prefill(q, k, v, cu_q, cu_k))
     query = packing.pack_query(q, cu_q, None, precision, None, backend, v_head_dim=_V_HEAD_DIM)
     context = packing.pack_context(k, v, cu_k, None, None, precision, None, backend)
-    return _repeat(lambda: jaxfp8.attend(query, context, causal=case.causal))
+    attend = jax.jit(functools.partial(jaxfp8.attend, causal=case.causal))
+    return _repeat(lambda: attend(query, context))
 
 
 def _torch(peer: str, case: Case, q: Any, k: Any, v: Any) -> Burst:

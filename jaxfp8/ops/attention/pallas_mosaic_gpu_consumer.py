@@ -347,14 +347,14 @@ def consumer_code(
         return emit.pack(issue_output(output, fragments, v_smem))
 
     @plgpu.inline_mgpu(
-        arg_types=(v_ref, o_file, p_file, qk_ref, qk_ref), return_type=(o_type, s_type)
+        arg_types=(qk_ref, qk_ref, v_ref, o_file, p_file), return_type=(s_type, o_type)
     )
-    def start_both(ctx: Any, v_smem: Any, o: Any, p: Any, q_smem: Any, k_smem: Any) -> Any:
-        """start_output for a block and start_scores for the next."""
+    def start_both(ctx: Any, q_smem: Any, k_smem: Any, v_smem: Any, o: Any, p: Any) -> Any:
+        """start_output for a block, then start_scores for the next."""
         output, fragments = None if fp8 else emit.unpack(o), emit.unpack(p)
         emit.wgmma_fence()
         product = emit.pack(issue_output(output, fragments, v_smem))
-        return product, emit.pack(issue_scores(q_smem, k_smem))
+        return emit.pack(issue_scores(q_smem, k_smem)), product
 
     @plgpu.inline_mgpu(arg_types=(s_file,), return_type=s_type)
     def wait_scores(ctx: Any, s: Any) -> Any:

@@ -146,6 +146,10 @@ def attention_kernel(
         v_ref=plgpu.RefType(v_transforms),
     )
 
+    # Without a causal mask, a block in a task is masked, and the same code in all places gives the
+    # assembler the better schedule for the long loop (1.82 against 1.92 ms at 4096 x 65,536).
+    finish_masked = code.finish_ahead if fp8 and not causal else code.finish_exact
+
     def kernel(
         q_ref: Any,
         k_ref: Any,
@@ -267,7 +271,7 @@ def attention_kernel(
                         await_loads(0, slot)
                     s = code.mask(s, limits, last_block * block)
                     reference, alpha = code.raise_reference(s, reference, alpha, scale)
-                    p, l, o, alpha, reference, next_alpha = code.finish_exact(
+                    p, l, o, alpha, reference, next_alpha = finish_masked(
                         s, reference, alpha, l, o, o, alpha, scale
                     )
 
@@ -280,19 +284,18 @@ def attention_kernel(
                         o, l, alpha, p, reference, next_alpha, v_slot = carry
                         k_slot = next_slot(v_slot)
                         code.turn("sync", 0)
-                        product, s = code.start_both(v_smem.at[v_slot], o, p, qs, k_smem.at[k_slot])
+                        s, product = code.start_both(qs, k_smem.at[k_slot], v_smem.at[v_slot], o, p)
                         code.turn("arrive", 1)
                         await_loads(t, k_slot)
                         s, product = code.wait_products(s, product, p)
                         plgpu.barrier_arrive(k_empty.at[k_slot])
                         plgpu.barrier_arrive(v_empty.at[v_slot])
-                        finish = code.finish_ahead
+                        finish = finish_masked if with_mask else code.finish_ahead
                         if with_mask:
                             s = code.mask(s, limits, (last_block - t) * block)
                             reference, next_alpha = code.raise_reference(
                                 s, reference, next_alpha, scale
                             )
-                            finish = code.finish_exact
                         p, l, o, alpha, reference, next_alpha = finish(
                             s, reference, next_alpha, l, o, product, alpha, scale
                         )
