@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfp8.formats import E4M3FN
-from jaxfp8.head_slice import HeadSlice
+from jaxfp8.head_slice import HeadSlice, as_array
 from jaxfp8.ops.attention import pallas_mosaic_gpu_kernel as kernels
 from jaxfp8.ops.attention import pallas_mosaic_gpu_schedule as schedule
 from jaxfp8.ops.attention.base import (
@@ -25,6 +25,8 @@ from jaxfp8.ops.attention.base import (
 )
 from jaxfp8.ops.attention.pallas_mosaic_gpu_consumer import LOG2_E
 from jaxfp8.ops.quantize import pallas_mosaic_gpu as packing
+from jaxfp8.ops.quantize import reference
+from jaxfp8.ops.quantize.assembled_key import AssembledKey
 from jaxfp8.states import AttentionState
 from jaxfp8.targets import Target
 
@@ -99,9 +101,9 @@ class MosaicGpuBackend:
             )
         return None
 
-    def amax(self, x: jax.Array | HeadSlice, num_tokens: jax.Array) -> jax.Array:
+    def amax(self, x: jax.Array | HeadSlice | AssembledKey, num_tokens: jax.Array) -> jax.Array:
         """float32 [H]: largest finite |x| of each head over the first `num_tokens` rows."""
-        return packing.amax(x, num_tokens)
+        return reference.per_head_amax(as_array(x), num_tokens)
 
     def pack_query(
         self,
@@ -115,7 +117,7 @@ class MosaicGpuBackend:
 
     def pack_context(
         self,
-        k: jax.Array | HeadSlice,
+        k: jax.Array | HeadSlice | AssembledKey,
         v: jax.Array | HeadSlice,
         cu_seqlens: jax.Array,
         k_descale: jax.Array,

@@ -21,6 +21,8 @@ from jaxfp8.head_slice import HeadSlice, as_array
 from jaxfp8.ops.attention.pallas_mosaic_gpu_kernel import KEY_GRANULE, KEY_ORDER
 from jaxfp8.ops.attention.pallas_mosaic_gpu_schedule import packed_starts, sequence_of
 from jaxfp8.ops.quantize import pallas_mosaic_gpu_kernel as kernels
+from jaxfp8.ops.quantize import reference
+from jaxfp8.ops.quantize.assembled_key import AssembledKey
 
 # The copy engine wants whole boxes inside the arrays: the longest block of rows or keys.
 _MIN_GRANULES = 8
@@ -38,8 +40,7 @@ def _stored(x: jax.Array, descale: jax.Array, fmt: Fp8Format | None) -> jax.Arra
         return jnp.clip(x, -top, top)
     if x.dtype == fmt.dtype:
         return x
-    scaled = x.astype(jnp.float32) / descale[None, :, None]
-    return jnp.clip(scaled, -fmt.max, fmt.max).astype(fmt.dtype)
+    return reference.quantize_per_head(x, descale, fmt)
 
 
 def _granules(num_tokens: int, num_sequences: int) -> int:
@@ -71,14 +72,19 @@ def pack_query(q: jax.Array | HeadSlice, descale: jax.Array, fmt: Fp8Format | No
 
 
 def pack_context(
-    k: jax.Array | HeadSlice,
+    k: jax.Array | HeadSlice | AssembledKey,
     v: jax.Array | HeadSlice,
     cu_seqlens: jax.Array,
     k_descale: jax.Array,
     v_descale: jax.Array,
     fmt: Fp8Format | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(k [H, 32 G, Dqk], v [H * G, Dv, 32], first_nan int32 [B, H, Dv]); 32 is KEY_GRANULE."""
+    """(k [H, 32 G, Dqk], v [H * G, Dv, 32], first_nan int32 [B, H, Dv]); 32 is KEY_GRANULE.
+
+    An AssembledKey is put together in memory first: the kernel reads its rows from one array.
+    """
+    if isinstance(k, AssembledKey):
+        k = k.materialize()
     num_sequences = cu_seqlens.shape[0] - 1
     table = _granule_table(cu_seqlens, _granules(k.shape[0], num_sequences))
     if _REFS_AS_OPERANDS and kernels.can_pack(k) and kernels.can_pack(v):
@@ -121,11 +127,3 @@ def _pack_with_xla(
         values = values[:, order]
     packed_v = values.transpose(2, 0, 3, 1).reshape(num_heads * num_granules, dv, KEY_GRANULE)
     return packed_k, packed_v, first_nan
-
-
-def amax(x: jax.Array | HeadSlice, num_tokens: jax.Array) -> jax.Array:
-    """float32 [H]: the largest finite |x| of each head over the first `num_tokens` rows, else 0."""
-    values = jnp.abs(as_array(x).astype(jnp.float32))
-    row = jnp.arange(values.shape[0], dtype=jnp.int32)[:, None, None]
-    counted = (row < num_tokens) & jnp.isfinite(values)
-    return jnp.max(jnp.where(counted, values, 0.0), axis=(0, 2), initial=0.0)
