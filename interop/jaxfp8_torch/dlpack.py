@@ -1,0 +1,292 @@
+# SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The bridge: torch tensors as JAX arrays and back, without a copy, through DLPack.
+
+DLPack itself lets pass what would give wrong numbers in silence (int64 narrowed to int32, a
+FakeTensor's null pointer, a misaligned pointer) and refuses the rest with messages about C structs.
+So every tensor is checked first, in one order:
+
+  1. no FakeTensor, no meta tensor (there is no memory behind them)
+  2. dtype
+  3. device
+  4. requires_grad, where gradients are recorded
+  5. conjugate and negative bits
+  6. layout: contiguous, or the columns of every head of a wider contiguous tensor (see `heads`)
+  7. alignment of the pointer
+  8. no elements at all: there is no pointer to hand over, so an empty array stands for it
+
+Order of work: the tensor's producer is torch's current stream, and JAX's stream waits for it; an
+array that goes back is waited for by torch's current stream. Both are events on the device: the
+host waits for neither. A tensor that was allocated on another stream than the current one needs
+`record_stream`, as with any torch operator.
+
+Lifetime: an array holds its tensor, a tensor holds its array, until the last one is dropped.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import torch
+import torch.utils.dlpack
+from torch._subclasses.fake_tensor import FakeTensor
+
+from jaxfp8 import E4M3FN, E4M3FNUZ, HeadSlice
+from jaxfp8_torch import runtime
+
+ALIGNMENT = {"cpu": 64, "cuda": 32}
+"""Bytes that a pointer must be a multiple of. On a GPU the Pallas kernels count on it; on a CPU
+JAX copies in silence what is not."""
+
+_bfloat16 = np.dtype(jax.numpy.bfloat16)
+DTYPES: dict[torch.dtype, np.dtype[Any]] = {
+    torch.bfloat16: _bfloat16,
+    torch.float32: np.dtype(np.float32),
+    torch.float8_e4m3fnuz: E4M3FNUZ.dtype,
+    torch.float8_e4m3fn: E4M3FN.dtype,
+    torch.float8_e5m2: np.dtype(jax.numpy.float8_e5m2),
+    torch.int32: np.dtype(np.int32),
+}
+"""What crosses the bridge."""
+_TORCH_DTYPES = {numpy: torch_ for torch_, numpy in DTYPES.items()}
+
+_PLATFORM = {"cpu": "cpu", "cuda": "gpu"}
+
+
+class _Columns(NamedTuple):
+    """A contiguous tensor [T, H, width], and where in each head's columns the wanted ones begin."""
+
+    whole: torch.Tensor
+    start: int
+
+
+def jax_device(device: torch.device) -> jax.Device:
+    """JAX's name for a torch device: the same physical one, by its local index.
+
+    Both frameworks number the devices that CUDA_VISIBLE_DEVICES (or HIP_VISIBLE_DEVICES) leaves
+    them, so the numbers agree.
+
+    Raises:
+      ValueError: JAX has no such device.
+    """
+    return _jax_device(device.type, device.index)
+
+
+@functools.cache
+def _jax_device(kind: str, index: int | None) -> jax.Device:
+    runtime.enter()
+    platform = _PLATFORM.get(kind)
+    if platform is None:
+        raise ValueError(f"device: expected one of {', '.join(_PLATFORM)}, got {kind!r}")
+    try:
+        devices = jax.local_devices(backend=platform)
+    except RuntimeError as error:
+        raise ValueError(
+            f"device: the tensors are on {kind!r} and JAX has no {platform} ({error}); install "
+            "the JAX plugin of this GPU, and see that JAX_PLATFORMS does not leave it out"
+        ) from None
+    for device in devices:
+        if getattr(device, "local_hardware_id", None) == (index or 0):
+            return device
+    if platform == "cpu":
+        return devices[0]
+    raise ValueError(f"device: JAX sees {len(devices)} {kind} devices, and none of index {index}")
+
+
+def check(name: str, x: Any, device: torch.device | None = None) -> None:
+    """Refuses a tensor that cannot cross, in the order given above; layout is left to `heads`.
+
+    Args:
+      name: the argument's name.
+      x: what was given.
+      device: where the call's other tensors are.
+
+    Raises:
+      TypeError: not a torch.Tensor, fake, or of a dtype that does not cross.
+      ValueError: on another device, or requiring a gradient; or with lazy bits.
+    """
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+    if isinstance(x, FakeTensor) or x.device.type == "meta":
+        kind = "meta tensor" if x.device.type == "meta" else "FakeTensor"
+        raise TypeError(
+            f"{name}: expected a tensor with memory, got a {kind}; torch.ops.jaxfp8, and the "
+            "functions of jaxfp8_torch that call it, have implementations for those"
+        )
+    if x.dtype not in DTYPES:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        narrowed = "; it is not narrowed for you" if x.dtype in (torch.int64, torch.float64) else ""
+        raise TypeError(
+            f"{name}: expected dtype {names}, got {str(x.dtype).removeprefix('torch.')}{narrowed}"
+        )
+    if device is not None and x.device != device:
+        raise ValueError(f"{name}: expected a tensor on {device}, as the others, got {x.device}")
+    jax_device(x.device)
+    if x.device.type == "cpu" and x.is_pinned():
+        raise ValueError(
+            f"{name}: expected a tensor on the GPU or in ordinary memory, got pinned memory, which "
+            "JAX would take for the GPU's"
+        )
+    check_grad(name, x)
+    if x.is_conj() or x.is_neg():
+        raise ValueError(
+            f"{name}: expected plain values, got a lazily conjugated or negated view; "
+            "pass x.resolve_conj().resolve_neg()"
+        )
+    if x.layout != torch.strided:
+        raise ValueError(f"{name}: expected a dense tensor, got layout {x.layout}")
+
+
+def check_grad(name: str, x: torch.Tensor) -> None:
+    """Refuses a tensor that asks for a gradient where gradients are recorded.
+
+    Raises:
+      NotImplementedError: it does; jaxfp8 is for inference.
+    """
+    if x.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError(
+            f"{name}: requires a gradient, and jaxfp8 is for inference: it has none to give. Call "
+            "under torch.inference_mode() or torch.no_grad(), or pass x.detach()"
+        )
+
+
+def check_not_capturing(device: torch.device) -> None:
+    """Refuses to work inside the capture of a graph.
+
+    Raises:
+      NotImplementedError: torch's current stream is being captured.
+    """
+    # torch.cuda is the ROCm build's too; torch.accelerator cannot tell.
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise NotImplementedError(
+            "jaxfp8 cannot be captured in a CUDA or HIP graph: JAX runs on streams of its own, "
+            "which the capture does not see. Prefill outside the graph (in vLLM it runs eagerly)"
+        )
+
+
+def heads(name: str, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The contiguous tensor that holds x [T, H, D] and x's first column in it.
+
+    x is contiguous itself, or has the strides (H * W, W, 1) with W > D: D of the W columns of
+    every head of a wider tensor, such as V inside kv_nope [T, H, 256]. The wider tensor is found
+    in x's storage; no element of it but x's is used.
+
+    Raises:
+      ValueError: x lies otherwise in memory, or is not aligned.
+    """
+    found = _columns(x)
+    if found is None:
+        raise ValueError(
+            f"{name}: expected a contiguous tensor, or the columns of every head of one, got shape "
+            f"{list(x.shape)} with strides {list(x.stride())}; pass x.contiguous()"
+        )
+    check_alignment(name, found.whole)
+    return found
+
+
+def _columns(x: torch.Tensor) -> _Columns | None:
+    if x.is_contiguous():
+        return _Columns(x, 0)
+    if x.dim() != 3 or x.stride(2) != 1:
+        return None
+    tokens, num_heads, size = x.shape
+    width = x.stride(1) if num_heads > 1 else x.stride(0)
+    if width <= size or (tokens > 1 and x.stride(0) != num_heads * width):
+        return None
+    offset = x.storage_offset()
+    in_storage = x.untyped_storage().nbytes() // x.element_size()
+    length = tokens * num_heads * width
+    # Which column is the first cannot be told from the strides alone. The one that the offset
+    # suggests is right for a view of a whole tensor; x in the last columns is the usual case.
+    for start in (offset % width, width - size, 0):
+        first = offset - start
+        if start + size <= width and first >= 0 and first + length <= in_storage:
+            whole = x.as_strided(
+                (tokens, num_heads, width), (num_heads * width, width, 1), storage_offset=first
+            )
+            return _Columns(whole, int(start))
+    return None
+
+
+def contiguous(name: str, x: torch.Tensor) -> torch.Tensor:
+    """x, if it is contiguous and aligned.
+
+    Raises:
+      ValueError: it is not.
+    """
+    if not x.is_contiguous():
+        raise ValueError(
+            f"{name}: expected a contiguous tensor, got shape {list(x.shape)} with strides "
+            f"{list(x.stride())}; pass x.contiguous()"
+        )
+    check_alignment(name, x)
+    return x
+
+
+def check_alignment(name: str, x: torch.Tensor) -> None:
+    """Refuses a pointer that kernels could not read from.
+
+    Raises:
+      ValueError: it is not a multiple of ALIGNMENT.
+    """
+    alignment = ALIGNMENT[x.device.type]
+    if x.data_ptr() % alignment:
+        raise ValueError(
+            f"{name}: expected its memory to begin at a multiple of {alignment} bytes, got one "
+            f"that is {x.data_ptr() % alignment} past it; pass x.clone()"
+        )
+
+
+def from_torch(name: str, x: Any) -> jax.Array | HeadSlice:
+    """A tensor as a JAX array on the same memory, after all checks.
+
+    Columns of a wider tensor come as a HeadSlice of an array on the whole of it.
+
+    Args:
+      name: the argument's name, for messages.
+      x: a tensor.
+
+    Raises:
+      TypeError, ValueError, NotImplementedError: it cannot cross; see the module.
+    """
+    check(name, x)
+    whole, start = heads(name, x)
+    array = wrap(whole)
+    return array if whole is x else HeadSlice(array, start, x.shape[-1])
+
+
+def wrap(x: torch.Tensor) -> jax.Array:
+    """A checked, contiguous, aligned tensor as a JAX array on the same memory."""
+    if x.numel() == 0:
+        empty = np.zeros(tuple(x.shape), DTYPES[x.dtype])
+        return jax.device_put(empty, jax_device(x.device))
+    return jax.dlpack.from_dlpack(x.detach())
+
+
+def to_torch(x: jax.Array) -> torch.Tensor:
+    """A JAX array on one device as a tensor on the same memory.
+
+    The tensor can be written to, and the array would change with it: drop the array.
+
+    Raises:
+      TypeError: not a concrete JAX array on one device, or of a dtype that does not cross.
+    """
+    if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
+        raise TypeError(f"x: expected a concrete JAX array, got {type(x).__name__}")
+    dtype = _TORCH_DTYPES.get(x.dtype)
+    if dtype is None:
+        raise TypeError(f"x: expected a dtype that torch has too, got {x.dtype}")
+    if len(x.devices()) != 1:
+        raise TypeError(f"x: expected an array on one device, got one on {len(x.devices())}")
+    if x.size == 0:
+        return torch.empty(x.shape, dtype=dtype, device=_torch_device(x.device))
+    return torch.utils.dlpack.from_dlpack(x)
+
+
+def _torch_device(device: Any) -> torch.device:
+    if device.platform == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", device.local_hardware_id)

@@ -1,0 +1,410 @@
+# SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
+# SPDX-License-Identifier: Apache-2.0
+"""torch.ops.jaxfp8: the operators, each with a fake implementation for torch.compile.
+
+The functions of the package are a thin layer over these. They are registered with
+torch.library.Library and not as torch.library.custom_op, which costs more for every call
+(benchmarks/bridge_overhead.py measures both).
+
+An operator returns new memory, never a tensor that it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import jax
+import torch
+from torch import Tensor
+
+import jaxfp8
+from jaxfp8 import HeadSlice, LayerScales
+from jaxfp8_torch import buckets, checks, compiled, dlpack, runtime
+
+_library = torch.library.Library("jaxfp8", "DEF")
+
+
+def _register(function: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    name = function.__name__.removeprefix("_")
+    schema = torch.library.infer_schema(function, mutates_args=())
+    _library.define(
+        name + schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+    )
+    _library.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"jaxfp8::{name}", fake, lib=_library)
+
+
+def _rows(name: str, x: Tensor, capacity: int) -> jax.Array | HeadSlice:
+    """x [T, H, D] with the rows of its bucket: in place where it has them, else in a copy."""
+    whole, start = dlpack.heads(name, x)
+    if x.shape[0] != capacity:
+        return dlpack.wrap(buckets.pad_rows(x, capacity))
+    array = dlpack.wrap(whole)
+    return array if whole is x else HeadSlice(array, start, x.shape[2])
+
+
+def _vector(x: Tensor | None) -> jax.Array | None:
+    """A vector of a few bytes; unlike larger tensors it is copied where it is not aligned, as a
+    view into a larger buffer of offsets often is.
+    """
+    if x is None:
+        return None
+    if x.data_ptr() % dlpack.ALIGNMENT[x.device.type] or not x.is_contiguous():
+        x = x.clone(memory_format=torch.contiguous_format)
+    return dlpack.wrap(x)
+
+
+def _cu_seqlens(x: Tensor) -> jax.Array:
+    array = _vector(buckets.pad_sequences(x))
+    assert array is not None
+    return array
+
+
+def _new(x: jax.Array, *inputs: Tensor | None) -> Tensor:
+    """A result as a tensor of its own memory: jit may hand an argument through."""
+    tensor = dlpack.to_torch(x)
+    if any(tensor.data_ptr() == y.data_ptr() for y in inputs if y is not None and y.numel()):
+        return tensor.clone()
+    return tensor
+
+
+def _float32(x: Tensor | None) -> Tensor | None:
+    """Descales in float64 are rounded, as jaxfp8 does."""
+    return x.float() if isinstance(x, Tensor) and x.dtype == torch.float64 else x
+
+
+def _lse(lse: Tensor, tokens: int, layout: str) -> Tensor:
+    """The first tokens of an LSE, contiguous."""
+    if layout == "TH":
+        return lse[:tokens]
+    return lse if lse.shape[1] == tokens else lse[:, :tokens].contiguous()
+
+
+def _prefill_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    q_descale: Tensor | None,
+    k_descale: Tensor | None,
+    v_descale: Tensor | None,
+    causal: bool,
+    softmax_scale: float | None,
+    precision: str,
+    fmt: str | None,
+    backend: str | None,
+    lse_layout: str,
+) -> tuple[Tensor, Tensor]:
+    runtime.enter()
+    scales = {
+        f"scales.{name}": _float32(x)
+        for name, x in (("q", q_descale), ("k", k_descale), ("v", v_descale))
+    }
+    arguments = {
+        "q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k
+    }  # fmt: skip
+    device = dlpack.jax_device(checks.tensors(arguments | scales))
+    if not (
+        checks.heads_match(q, k, v)
+        and checks.cu_seqlens_sound(cu_seqlens_q, q.shape[0])
+        and checks.cu_seqlens_sound(cu_seqlens_k, k.shape[0])
+        and cu_seqlens_q.shape == cu_seqlens_k.shape
+        and all(checks.descale_sound(x, q.shape[1]) for x in scales.values())
+    ):
+
+        def refuse(given: dict[str, Any]) -> None:
+            descales = [given.pop(name, None) for name in scales]
+            jaxfp8.prefill_attention(
+                **given, causal=causal, softmax_scale=softmax_scale,
+                precision=cast(Any, precision), fmt=compiled.format_of(fmt), backend=backend,
+                scales=None if descales[0] is None else LayerScales(*descales),
+            )  # fmt: skip
+
+        checks.let_jaxfp8_refuse(refuse, arguments | scales)
+    run = compiled.prefill_attention(
+        device, causal, softmax_scale, precision, fmt, backend, lse_layout
+    )
+    tokens, rows = q.shape[0], buckets.context_capacity(k.shape[0])
+    out, lse = run(
+        _rows("q", q, buckets.query_capacity(tokens)),
+        _rows("k", k, rows),
+        _rows("v", v, rows),
+        _cu_seqlens(cu_seqlens_q),
+        _cu_seqlens(cu_seqlens_k),
+        None if q_descale is None else LayerScales(*map(_vector, scales.values())),
+    )
+    return _new(out)[:tokens], _lse(_new(lse), tokens, lse_layout)
+
+
+def _fake_prefill_attention(
+    q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any
+) -> tuple[Tensor, Tensor]:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        dlpack.check_grad(name, x)
+    tokens, num_heads, _ = q.shape
+    lse_layout = options.get("lse_layout", rest[-1] if rest else "HT")
+    shape = (tokens, num_heads) if lse_layout == "TH" else (num_heads, tokens)
+    return (
+        q.new_empty((tokens, num_heads, v.shape[2]), dtype=torch.bfloat16),
+        q.new_empty(shape, dtype=torch.float32),
+    )
+
+
+def _start_prefill(
+    q: Tensor,
+    cu_seqlens_q: Tensor,
+    q_descale: Tensor | None,
+    v_head_dim: int,
+    softmax_scale: float | None,
+    precision: str,
+    fmt: str | None,
+    backend: str | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """FP8 q and its descale (both empty where q is attended with as it is), acc and lse."""
+    runtime.enter()
+    q_descale = _float32(q_descale)
+    arguments = {"q": q, "cu_seqlens_q": cu_seqlens_q, "q_descale": q_descale}
+    device = dlpack.jax_device(checks.tensors(arguments))
+    if not (
+        q.dim() == 3
+        and checks.cu_seqlens_sound(cu_seqlens_q, q.shape[0])
+        and checks.descale_sound(q_descale, q.shape[1])
+    ):
+
+        def refuse(given: dict[str, Any]) -> None:
+            jaxfp8.start_prefill(
+                **given, precision=cast(Any, precision), v_head_dim=v_head_dim,
+                fmt=compiled.format_of(fmt), backend=backend,
+            )  # fmt: skip
+
+        checks.let_jaxfp8_refuse(refuse, arguments)
+    run = compiled.start_prefill(device, v_head_dim, softmax_scale, precision, fmt, backend)
+    tokens = q.shape[0]
+    quantized = run(
+        _rows("q", q, buckets.query_capacity(tokens)),
+        _cu_seqlens(cu_seqlens_q),
+        _vector(q_descale),
+    )
+    acc, lse = _nothing_seen(q, v_head_dim)
+    if not quantized:
+        return q.new_empty(0), lse.new_empty(0), acc, lse
+    values, descale = quantized
+    return _new(values)[:tokens], _new(descale, q_descale), acc, lse
+
+
+def _fake_start_prefill(
+    q: Tensor, cu_seqlens_q: Tensor, q_descale: Tensor | None, v_head_dim: int,
+    softmax_scale: float | None, precision: str, fmt: str | None, backend: str | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    dlpack.check_grad("q", q)
+    acc, lse = _nothing_seen(q, v_head_dim)
+    if precision == "bf16" or q.dtype != torch.bfloat16:
+        return q.new_empty(0), lse.new_empty(0), acc, lse
+    stored = getattr(torch, fmt or compiled.target_format(q.device))
+    return q.new_empty(q.shape, dtype=stored), lse.new_empty(q.shape[1]), acc, lse
+
+
+def _nothing_seen(q: Tensor, v_head_dim: int) -> tuple[Tensor, Tensor]:
+    tokens, num_heads, _ = q.shape
+    return (
+        q.new_zeros((tokens, num_heads, v_head_dim), dtype=torch.float32),
+        torch.full((num_heads, tokens), -torch.inf, dtype=torch.float32, device=q.device),
+    )
+
+
+def _attend(
+    q: Tensor,
+    q_descale: Tensor | None,
+    cu_seqlens_q: Tensor,
+    acc: Tensor,
+    lse: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_k: Tensor | None,
+    k_descale: Tensor | None,
+    v_descale: Tensor | None,
+    softmax_scale: float | None,
+    precision: str,
+    fmt: str | None,
+    backend: str | None,
+) -> tuple[Tensor, Tensor]:
+    """One step of a pass; cu_seqlens_k None: the keys are the new tokens' own, causally."""
+    runtime.enter()
+    k_descale, v_descale = _float32(k_descale), _float32(v_descale)
+    context = {
+        "k": k, "v": v, "cu_seqlens_k": cu_seqlens_k, "k_descale": k_descale,
+        "v_descale": v_descale,
+    }  # fmt: skip
+    held = {"q": q, "q_descale": q_descale, "cu_seqlens_q": cu_seqlens_q, "acc": acc, "lse": lse}
+    device = dlpack.jax_device(checks.tensors(held | context))
+    tokens = q.shape[0]
+    new_tokens = cu_seqlens_k is None
+    if not (
+        checks.heads_match(q, k, v)
+        and v.shape[2] == acc.shape[2]
+        and (
+            k.shape[0] == tokens
+            if cu_seqlens_k is None
+            else checks.cu_seqlens_sound(cu_seqlens_k, k.shape[0])
+            and cu_seqlens_k.shape == cu_seqlens_q.shape
+        )
+        and all(checks.descale_sound(x, q.shape[1]) for x in (k_descale, v_descale))
+    ):
+
+        def refuse(given: dict[str, Any]) -> None:
+            del given["acc"], given["lse"]
+            queries = {name: given.pop(name) for name in tuple(given) if name in held}
+            state = jaxfp8.start_prefill(
+                **queries, precision=cast(Any, precision), v_head_dim=acc.shape[2],
+                fmt=compiled.format_of(fmt), backend=backend,
+            )  # fmt: skip
+            if new_tokens:
+                jaxfp8.attend_new_tokens(state, precision=cast(Any, precision), **given)
+            else:
+                jaxfp8.attend_segment(state, **given)
+
+        checks.let_jaxfp8_refuse(refuse, held | context)
+    run = compiled.attend(device, new_tokens, softmax_scale, precision, fmt, backend)
+    capacity = buckets.query_capacity(tokens)
+    rows = capacity if new_tokens else buckets.context_capacity(k.shape[0])
+    new_acc, new_lse = run(
+        _rows("q", q, capacity),
+        _vector(q_descale),
+        _cu_seqlens(cu_seqlens_q),
+        dlpack.wrap(buckets.pad_rows(acc, capacity)),
+        dlpack.wrap(buckets.pad_columns(lse, capacity)),
+        _rows("k", k, rows),
+        _rows("v", v, rows),
+        None if cu_seqlens_k is None else _cu_seqlens(cu_seqlens_k),
+        _vector(k_descale),
+        _vector(v_descale),
+    )
+    return _new(new_acc)[:tokens], _lse(_new(new_lse), tokens, "HT")
+
+
+def _fake_attend(
+    q: Tensor, q_descale: Tensor | None, cu_seqlens_q: Tensor, acc: Tensor, lse: Tensor,
+    k: Tensor, v: Tensor, *rest: Any, **options: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        dlpack.check_grad(name, x)
+    return acc.new_empty(acc.shape), lse.new_empty(lse.shape)
+
+
+def _merge_states(
+    a_out: Tensor, a_lse: Tensor, b_out: Tensor, b_lse: Tensor, lse_layout: str
+) -> tuple[Tensor, Tensor]:
+    runtime.enter()
+    arguments = {"a.out": a_out, "a.lse": a_lse, "b.out": b_out, "b.lse": b_lse}
+    device = dlpack.jax_device(checks.tensors(arguments))
+    transposed = lse_layout == "TH"
+    if not (
+        a_out.shape == b_out.shape
+        and a_lse.shape == b_lse.shape
+        and a_out.dim() == 3
+        and a_lse.shape == (a_out.shape[:2] if transposed else a_out.shape[1::-1])
+    ):
+
+        def refuse(given: dict[str, Any]) -> None:
+            a, b = (
+                jaxfp8.AttentionState(
+                    given[f"{x}.out"],
+                    given[f"{x}.lse"].T if transposed else given[f"{x}.lse"],
+                )
+                for x in "ab"
+            )
+            jaxfp8.merge_states(a, b)
+
+        checks.let_jaxfp8_refuse(refuse, arguments)
+    tokens = a_out.shape[0]
+    capacity = buckets.query_capacity(tokens)
+    pad_lse = buckets.pad_rows if transposed else buckets.pad_columns
+
+    def imported(out: str, lse: str) -> Any:
+        return (
+            dlpack.wrap(buckets.pad_rows(dlpack.contiguous(out, arguments[out]), capacity)),
+            dlpack.wrap(pad_lse(dlpack.contiguous(lse, arguments[lse]), capacity)),
+        )
+
+    run = compiled.merge_states(device, lse_layout)
+    out, lse = run(*imported("a.out", "a.lse"), *imported("b.out", "b.lse"))
+    return _new(out)[:tokens], _lse(_new(lse), tokens, lse_layout)
+
+
+def _fake_merge_states(
+    a_out: Tensor, a_lse: Tensor, b_out: Tensor, b_lse: Tensor, lse_layout: str
+) -> tuple[Tensor, Tensor]:
+    for name, x in (("a.out", a_out), ("a.lse", a_lse), ("b.out", b_out), ("b.lse", b_lse)):
+        dlpack.check_grad(name, x)
+    return a_out.new_empty(a_out.shape), a_lse.new_empty(a_lse.shape)
+
+
+def _per_head_amax(x: Tensor) -> Tensor:
+    device = _check_values(x, lambda given: jaxfp8.per_head_amax(**given))
+    return _new(compiled.per_head_amax(device)(_values(x)))
+
+
+def _fake_per_head_amax(x: Tensor) -> Tensor:
+    dlpack.check_grad("x", x)
+    return x.new_empty((x.shape[1],), dtype=torch.float32)
+
+
+def _quantize_per_head(x: Tensor, descale: Tensor, fmt: str) -> Tensor:
+    descale = cast(Tensor, _float32(descale))
+
+    def refuse(given: dict[str, Any]) -> None:
+        jaxfp8.quantize_per_head(**given, fmt=cast(Any, compiled.format_of(fmt)))
+
+    device = _check_values(x, refuse, descale)
+    run = compiled.quantize_per_head(device, fmt)
+    return _new(run(_values(x), _vector(descale)))[: x.shape[0]]
+
+
+def _fake_quantize_per_head(x: Tensor, descale: Tensor, fmt: str) -> Tensor:
+    dlpack.check_grad("x", x)
+    return x.new_empty(x.shape, dtype=getattr(torch, fmt))
+
+
+def _dynamic_quantize_per_head(x: Tensor, fmt: str) -> tuple[Tensor, Tensor]:
+    device = _check_values(x, lambda given: jaxfp8.per_head_amax(**given))
+    values, descale = compiled.dynamic_quantize_per_head(device, fmt)(_values(x))
+    return _new(values)[: x.shape[0]], _new(descale)
+
+
+def _fake_dynamic_quantize_per_head(x: Tensor, fmt: str) -> tuple[Tensor, Tensor]:
+    return _fake_quantize_per_head(x, x, fmt), _fake_per_head_amax(x)
+
+
+def _check_values(
+    x: Tensor, refuse: Callable[[dict[str, Any]], Any], descale: Tensor | None = None
+) -> jax.Device:
+    """The checks of a quantizer's x [T, H, D] and, if it takes one, descale [H]."""
+    runtime.enter()
+    arguments = {"x": x, "descale": descale}
+    device = dlpack.jax_device(checks.tensors(arguments))
+    if not (x.dim() == 3 and 0 not in x.shape[1:] and checks.descale_sound(descale, x.shape[1])):
+        checks.let_jaxfp8_refuse(refuse, arguments)
+    return device
+
+
+def _values(x: Tensor) -> jax.Array | HeadSlice:
+    """x [T, H, D] in its bucket, with zeros behind it, which change no maximum."""
+    capacity = buckets.context_capacity(x.shape[0])
+    if capacity == x.shape[0]:
+        return _rows("x", x, capacity)
+    dlpack.heads("x", x)
+    return dlpack.wrap(buckets.pad_rows_with_zeros(x, capacity))
+
+
+for _operator, _fake in (
+    (_prefill_attention, _fake_prefill_attention),
+    (_start_prefill, _fake_start_prefill),
+    (_attend, _fake_attend),
+    (_merge_states, _fake_merge_states),
+    (_per_head_amax, _fake_per_head_amax),
+    (_quantize_per_head, _fake_quantize_per_head),
+    (_dynamic_quantize_per_head, _fake_dynamic_quantize_per_head),
+):
+    _register(_operator, _fake)
