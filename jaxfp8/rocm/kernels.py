@@ -129,6 +129,13 @@ def kernel_specs() -> tuple[KernelSpec, ...]:
                     )
                 ]  # fmt: skip
     specs += [
+        KernelSpec(
+            "pack_context_fp8_assembled",
+            "quantize",
+            "fp8",
+            "jaxfp8_pack_context",
+            _quantize_assembled_context,
+        ),
         KernelSpec("merge_splits", "reduce", "bf16", None, _merge_splits),
         KernelSpec("merge_states", "merge", "bf16", None, _merge_states),
     ]
@@ -178,6 +185,25 @@ def _quantize_context(precision: Precision, qk: int) -> Call:
     )
     config = _packed_config(jax.eval_shape(function, *args))
     return function, args, _shape_config(qk, num_keys=NUM_KEYS, **config)
+
+
+def _quantize_assembled_context() -> Call:
+    """K [T, H, 192] out of kv_nope [T, H, 256], where V is too, and the shared k_rope [T, 64]."""
+
+    def function(kv: Any, rope: Any, cu_seqlens: Any, k_descale: Any, v_descale: Any) -> Any:
+        k = jaxfp8.AssembledKey(jaxfp8.HeadSlice(kv, 0, 128), rope)
+        v = jaxfp8.HeadSlice(kv, 128, V_HEAD_DIM)
+        return jaxfp8.quantize_context(k, v, cu_seqlens, k_descale=k_descale, v_descale=v_descale)
+
+    args = (
+        _array((NUM_KEYS, NUM_HEADS, 256)),
+        _array((NUM_KEYS, 64)),
+        _CU_SEQLENS,
+        _DESCALE,
+        _DESCALE,
+    )
+    config = _packed_config(jax.eval_shape(function, *args))
+    return function, args, _shape_config(192, num_keys=NUM_KEYS, **config)
 
 
 def _attend(precision: Precision, qk: int, causal: bool, splits: int | None) -> Call:

@@ -91,6 +91,34 @@ def test_context_with_dynamic_scales_from_a_slice():
     assert_same_bits(simulate(function, *args), simulate(function, *args, only=()))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_context_assembled_from_its_parts(dynamic):
+    """K out of kv_nope [T, H, 256], where V is too, and k_rope [T, 64], shared by the heads."""
+
+    def function(kv: Any, rope: Any, cu: Any, descale: Any) -> Any:
+        k = jaxfp8.AssembledKey(jaxfp8.HeadSlice(kv, 0, 128), rope)
+        v = jaxfp8.HeadSlice(kv, 128, 128)
+        given = None if dynamic else descale
+        packed = jaxfp8.quantize_context(k, v, cu, k_descale=given, v_descale=given)
+        return packed.data, packed.k_descale, packed.v_descale
+
+    rng = np.random.default_rng(4)
+    rope = awkward(rng, 64)[:, 0]
+    args = (awkward(rng, 256), rope, cu_seqlens(LENGTHS), DESCALES)
+    actual = simulate(function, *args)
+    assert_same_bits(actual, simulate(function, *args, only=()))
+
+    def materialized(kv: Any, rope: Any, cu: Any, descale: Any) -> Any:
+        k = np.concatenate([kv[..., :128], np.broadcast_to(rope[:, None], (*kv.shape[:2], 64))], 2)
+        given = None if dynamic else descale
+        packed = jaxfp8.quantize_context(
+            k, kv[..., 128:], cu, k_descale=given, v_descale=given, backend="interpret"
+        )
+        return packed.k_descale, packed.v_descale
+
+    assert_same_bits(actual[1:], materialized(*args))
+
+
 def test_every_kernel_of_a_call_simulated():
     lengths_q, lengths_k = [3, 0, 20], [70, 5, 33]
     q, k, v = qkv(np.random.default_rng(3), sum(lengths_q), sum(lengths_k), 1)
