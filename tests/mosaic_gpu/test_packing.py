@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import jaxfp8
+from jaxfp8.ops.attention import pallas_mosaic_gpu as backend
 from jaxfp8.ops.attention import pallas_mosaic_gpu_kernel as kernel
 from jaxfp8.ops.attention import pallas_mosaic_gpu_schedule as schedule
 from jaxfp8.ops.quantize import pallas_mosaic_gpu as packing
@@ -162,3 +163,28 @@ def test_assembled_keys_pack_as_the_array_they_stand_for(monkeypatch):
     got, want = packing.pack_context(assembled, *rest), packing.pack_context(jnp.asarray(k), *rest)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
+
+
+def test_pieces_of_a_split_merge_by_their_lse():
+    rng = np.random.default_rng(3)
+    out, lse = rng.standard_normal((3, 6, 2, 8)), rng.standard_normal((3, 2, 6)) * 5
+    lse[0, :, 0] = -np.inf
+    lse[:, :, 1] = -np.inf
+    out[:, 1] = 0
+    out[1, 2, 0, 3] = np.nan
+    merged = backend._merge_parts(jnp.asarray(out, jnp.float32), jnp.asarray(lse, jnp.float32))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        want_lse = np.log(np.exp(lse).sum(axis=0))
+        weights = np.exp(lse - np.where(np.isneginf(want_lse), 0, want_lse))
+    want = np.einsum("phq,pqhd->qhd", weights, out)
+    np.testing.assert_allclose(merged.lse, want_lse, rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(merged.out, np.float32), want, rtol=2**-8, atol=1e-6)
+    assert not np.asarray(merged.out, np.float32)[1].any()
+
+
+def test_keys_are_split_where_tiles_are_few_and_where_bfloat16_sums_grow_long():
+    assert backend._num_parts(4096, 65536, 12, "fp8") == 1
+    assert backend._num_parts(1, 65536, 12, "fp8") == 11
+    assert backend._num_parts(1, 100, 12, "fp8") == 1
+    assert backend._num_parts(4096, 2**20, 12, "fp8") == 1
+    assert backend._num_parts(4096, 2**20, 12, "bf16") == 4
