@@ -1,12 +1,23 @@
 # SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Tile shapes and compiler settings of the Pallas Triton kernels."""
+"""Tile shapes and compiler settings of the Pallas Triton kernels.
+
+One table, by target, precision and head dim. A file `tuned.json` beside this module, which
+benchmarks/tune.py writes, takes precedence over it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any
 
 from jaxfp8.ops.attention.base import Precision
+
+TUNED_FILE = Path(__file__).with_name("tuned.json")
+"""{"gfx942/fp8/192": {"block_q": 128, …}, …}: fields of KernelConfig, those left out default."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,32 +67,80 @@ def device_of(arch: str) -> Device:
     return _DEVICES.get(arch, Device(slots=1))
 
 
-# Chosen by what XLA:ROCm of JAX 0.10.2, 0.11.2 and 0.12.0 makes of them: no spills, at most 256
-# registers, so that two waves share a SIMD and hide each other's vector work.
+# gfx942: chosen by what XLA:ROCm of JAX 0.10.2, 0.11.2 and 0.12.0 makes of them at head dims
+# (192, 128): no spills, at most 256 registers, so that two waves share a SIMD and hide each other's
+# vector work. At (128, 128) the same are within those bounds.
 #
 # FP8: the 32x32x16 matrix instruction wants groups of 16 keys permuted. Scores first takes 227 to
 # 250 registers, scores last up to 257.
 #
 # BF16: 32x32x8 wants no permutation. With 64 keys a tile Q, scores and prefetched keys together
-# need about 300 registers; with 32 keys and scores last 246 to 250.
-_GFX942: dict[Precision, KernelConfig] = {
-    "fp8": KernelConfig(permute_keys=True, scores_first=True),
-    "bf16": KernelConfig(block_k=32),
+# need about 300 registers; with 32 keys and scores last 246 to 252.
+#
+# Elsewhere: the defaults of KernelConfig, which are tested on an H200. Timed there once, 12 heads,
+# 4096 rows over 65,536 keys: FP8 13.3 ms, BF16 7.5 ms. Not yet tested but faster: FP8 with 128 keys,
+# 8 warps and 3 stages 7.5 ms; BF16 with 8 warps 6.1 ms.
+_TABLE: dict[tuple[str, Precision], KernelConfig] = {
+    ("gfx942", "fp8"): KernelConfig(permute_keys=True, scores_first=True),
+    ("gfx942", "bf16"): KernelConfig(block_k=32),
 }
 
 
-# Measured on one H200 with JAX 0.11.2, 12 heads, 4096 rows over 65,536 keys: FP8 7.5 ms (13.3 ms
-# with four warps and 64 keys), BF16 6.1 ms (7.5 ms with four warps).
-_NVIDIA: dict[Precision, KernelConfig] = {
-    "fp8": KernelConfig(block_k=128, num_warps=8, num_stages=3),
-    "bf16": KernelConfig(num_warps=8),
-}
+def default_config(arch: str, precision: Precision, qk_head_dim: int = 192) -> KernelConfig:
+    """The configuration for a target.
+
+    Raises:
+      ValueError: there is a TUNED_FILE, and it is not sound.
+    """
+    tuned = _tuned().get(f"{arch}/{precision}/{qk_head_dim}")
+    return tuned or _TABLE.get((arch, precision), KernelConfig())
 
 
-def default_config(arch: str, precision: Precision) -> KernelConfig:
-    """The configuration for a target."""
-    if arch.startswith("gfx94"):
-        return _GFX942[precision]
-    if arch.startswith("sm"):
-        return _NVIDIA[precision]
-    return KernelConfig()
+@functools.cache
+def _tuned() -> dict[str, KernelConfig]:
+    return load_configs(TUNED_FILE) if TUNED_FILE.exists() else {}
+
+
+def load_configs(path: Path) -> dict[str, KernelConfig]:
+    """Reads a file of the form of TUNED_FILE.
+
+    Raises:
+      ValueError: it is no JSON object of objects, a field is unknown, or a value is out of range.
+    """
+    try:
+        table = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON: {error}") from None
+    if not isinstance(table, dict):
+        raise ValueError(f"{path}: expected an object, got {type(table).__name__}")
+    return {key: _config_from_json(f"{path}: {key}", fields) for key, fields in table.items()}
+
+
+def save_configs(path: Path, configs: dict[str, KernelConfig]) -> None:
+    """Writes a file that `load_configs` reads."""
+    table = {key: dataclasses.asdict(config) for key, config in sorted(configs.items())}
+    path.write_text(json.dumps(table, indent=2) + "\n")
+
+
+def _config_from_json(where: str, fields: Any) -> KernelConfig:
+    if not isinstance(fields, dict):
+        raise ValueError(f"{where}: expected an object, got {type(fields).__name__}")
+    known = {field.name for field in dataclasses.fields(KernelConfig)}
+    for name, value in fields.items():
+        if name not in known:
+            raise ValueError(f"{where}: unknown field {name!r}; known: {', '.join(sorted(known))}")
+        if name in ("permute_keys", "scores_first"):
+            sound, expected = isinstance(value, bool), "true or false"
+        else:
+            integer = isinstance(value, int) and not isinstance(value, bool)
+            sound, expected = integer and value >= 1, "an integer of at least 1"
+            if name == "splits":
+                sound, expected = sound or value is None, f"{expected}, or null"
+            elif name in ("block_q", "block_k", "num_warps"):
+                sound = sound and value & (value - 1) == 0
+                expected = f"{expected} that is a power of two"
+        if not sound:
+            raise ValueError(f"{where}: {name}: expected {expected}, got {value!r}")
+    if fields.get("permute_keys") and fields.get("block_k", KernelConfig.block_k) % 16:
+        raise ValueError(f"{where}: permute_keys: expected block_k to be a multiple of 16")
+    return KernelConfig(**fields)

@@ -180,7 +180,7 @@ class PallasTritonBackend:
         return AttentionState(out, lse)
 
     def _config(self, spec: AttentionSpec) -> KernelConfig:
-        return self.config or default_config(detect_target().arch, spec.precision)
+        return self.config or default_config(detect_target().arch, spec.precision, spec.qk_head_dim)
 
 
 BACKEND = PallasTritonBackend()
