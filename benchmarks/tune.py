@@ -95,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
                 line = {"what": "tune", "arch": target.arch, "jax": jax.__version__}
                 line |= dataclasses.asdict(spec) | {"fmt": str(spec.fmt)}
                 file.write(json.dumps(line | dataclasses.asdict(config) | result) + "\n")
-    ranked = sorted((r for r in results if "refused" not in r[1]), key=lambda r: r[1]["cost"])
+    ranked = sorted((r for r in results if "refused" not in r[1]), key=_rank)
     if not ranked:
         print("no candidate ran")
         return 1
@@ -127,6 +127,12 @@ def candidates(spec: AttentionSpec, target: Target) -> Iterator[KernelConfig]:
 def _spec(target: Target) -> AttentionSpec:
     fmt: Fp8Format | None = target.fp8_format if _PRECISION.value == "fp8" else None
     return AttentionSpec(_PRECISION.value, fmt, _HEADS.value, int(_QK_HEAD_DIM.value), _V_HEAD_DIM)
+
+
+def _rank(result: tuple[KernelConfig, dict[str, Any]]) -> tuple[float, ...]:
+    """By cost; what the matrix unit bounds alike, by what may still get in its way."""
+    _, counts = result
+    return counts["cost"], counts.get("barriers", 0), counts.get("vector/mfma", 0)
 
 
 def _line(config: KernelConfig, result: dict[str, Any]) -> str:

@@ -141,12 +141,14 @@ class PallasTritonBackend:
                 jnp.zeros((query.num_tokens, heads, v_size), jnp.bfloat16),
                 jnp.full((heads, query.num_tokens), -jnp.inf, jnp.float32),
             )
+        # The rows of a tile are what the queries were packed in.
+        config = dataclasses.replace(kv.config, block_q=q.config.block_q)
         work = kernel.work_table(
             query.cu_seqlens,
             context.cu_seqlens,
             query.num_tokens,
             causal=causal,
-            config=kv.config,
+            config=config,
         )
         device = self.device or device_of(detect_target().arch)
         splits = choose_splits(
@@ -156,7 +158,7 @@ class PallasTritonBackend:
             query.cu_seqlens.shape[0] - 1,
             v_size,
             causal,
-            kv.config,
+            config,
             device,
         )
         factor = query.descale * context.k_descale * (softmax_scale * math.log2(math.e))
@@ -170,7 +172,7 @@ class PallasTritonBackend:
             num_tokens=query.num_tokens,
             causal=causal,
             fmt=context.spec.fmt,
-            config=kv.config,
+            config=config,
             splits=splits,
             dies=device.dies,
             interpret=self.interpret,

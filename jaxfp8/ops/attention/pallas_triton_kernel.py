@@ -135,7 +135,8 @@ def attend(
     heads = q.shape[0]
     v_size = v.shape[2]
     num_tiles = work.shape[1] - 1
-    order = schedule.program_order(heads, splits, num_tiles, dies, causal)
+    unequal = causal or nonfinite.shape[2] > 1
+    order = schedule.program_order(heads, splits, num_tiles, dies, longest_first=unequal)
     parts = (splits,) if splits > 1 else ()
     out_dtype = jnp.float32 if splits > 1 else jnp.bfloat16
 
