@@ -51,6 +51,7 @@ DTYPES: dict[torch.dtype, np.dtype[Any]] = {
     torch.int32: np.dtype(np.int32),
 }
 """What crosses the bridge."""
+_NARROWED = {torch.int64: torch.int32, torch.float64: torch.float32}
 _TORCH_DTYPES = {numpy: torch_ for torch_, numpy in DTYPES.items()}
 
 _PLATFORM = {"cpu": "cpu", "cuda": "gpu"}
@@ -117,11 +118,12 @@ def check(name: str, x: Any, device: torch.device | None = None) -> None:
             "functions of jaxfp8_torch that call it, have implementations for those"
         )
     if x.dtype not in DTYPES:
-        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-        narrowed = "; it is not narrowed for you" if x.dtype in (torch.int64, torch.float64) else ""
-        raise TypeError(
-            f"{name}: expected dtype {names}, got {str(x.dtype).removeprefix('torch.')}{narrowed}"
-        )
+        expected, remark = ", ".join(map(_name, DTYPES)), ""
+        if x.dtype in _NARROWED:
+            expected = _name(_NARROWED[x.dtype])
+            remark = "; it is not narrowed for you, as JAX would do, because what does not fit "
+            remark += "would be silently wrong"
+        raise TypeError(f"{name}: expected dtype {expected}, got {_name(x.dtype)}{remark}")
     if device is not None and x.device != device:
         raise ValueError(f"{name}: expected a tensor on {device}, as the others, got {x.device}")
     jax_device(x.device)
@@ -138,6 +140,10 @@ def check(name: str, x: Any, device: torch.device | None = None) -> None:
         )
     if x.layout != torch.strided:
         raise ValueError(f"{name}: expected a dense tensor, got layout {x.layout}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def check_grad(name: str, x: torch.Tensor) -> None:

@@ -232,7 +232,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """One step of a pass; cu_seqlens_k None: the keys are the new tokens' own, causally."""
     runtime.enter()
-    k_descale, v_descale = _float32(k_descale), _float32(v_descale)
+    q_descale, k_descale, v_descale = map(_float32, (q_descale, k_descale, v_descale))
     context = {
         "k": k, "v": v, "cu_seqlens_k": cu_seqlens_k, "k_descale": k_descale,
         "v_descale": v_descale,

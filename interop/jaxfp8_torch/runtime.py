@@ -43,12 +43,15 @@ def _jax_is_running() -> bool:
         return False
     import jax
 
-    # JAX refuses to set this once its backends are up, and says so in no other public way.
+    # JAX lets this be changed until its backends are up, and says in no other public way whether
+    # they are.
     name = "jax_num_cpu_devices"
+    devices = getattr(jax.config, name)
     try:
-        jax.config.update(name, getattr(jax.config, name))
+        jax.config.update(name, devices + 1)
     except RuntimeError:
         return True
+    jax.config.update(name, devices)
     return False
 
 
