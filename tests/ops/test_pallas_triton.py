@@ -171,7 +171,7 @@ def test_nothing_is_compiled_again_for_other_cu_seqlens():
 
 @pytest.mark.parametrize("lengths_q, lengths_k", [([], []), ([0, 0], [5, 0])])
 def test_no_rows_or_no_keys(lengths_q, lengths_k):
-    q, k, v = qkv(np.random.default_rng(10), sum(lengths_q) + 2, sum(lengths_k))
+    q, k, v = qkv(np.random.default_rng(10), sum(lengths_q) + 200, sum(lengths_k) + 100)
     ones = np.ones(2, np.float32)
     state = call(
         q, k, v, cu_seqlens(lengths_q), cu_seqlens(lengths_k), (ones, ones, ones),

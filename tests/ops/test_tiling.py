@@ -59,6 +59,7 @@ def test_max_tiles_is_reached():
     assert tiling.max_tiles(1 + 4095, 2, 128) == 33
     assert tiling.max_tiles(0, 3, 64) == 0
     assert tiling.max_tiles(0, 0, 64) == 0
+    assert tiling.max_tiles(500, 0, 64) == 0
 
 
 def test_no_token_at_all():

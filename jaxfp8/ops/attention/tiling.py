@@ -21,6 +21,8 @@ def max_tiles(num_tokens: int, num_sequences: int, block: int) -> int:
     ceil(n / block) <= (n + block - 1) / block, summed over the sequences; and a tile holds at
     least one token.
     """
+    if num_sequences == 0:
+        return 0
     return min(num_tokens, (num_tokens + num_sequences * (block - 1)) // block)
 
 
