@@ -173,17 +173,25 @@ def check_not_capturing(device: torch.device) -> None:
         )
 
 
-def heads(name: str, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+def heads(name: str, x: torch.Tensor, *, may_copy: bool = False) -> tuple[torch.Tensor, int]:
     """The contiguous tensor that holds x [T, H, D] and x's first column in it.
 
     x is contiguous itself, or has the strides (H * W, W, 1) with W > D: D of the W columns of
     every head of a wider tensor, such as V inside kv_nope [T, H, 256]. The wider tensor is found
     in x's storage; no element of it but x's is used.
 
+    Args:
+      name: the argument's name.
+      x: [T, H, D].
+      may_copy: whether columns without their wider tensor are copied and not refused: a clone that
+        keeps the strides, as torch.compile makes them, ends with x's last element.
+
     Raises:
       ValueError: x lies otherwise in memory, or is not aligned.
     """
     found = _columns(x)
+    if found is None and may_copy and width_of_columns(x) is not None:
+        found = _Columns(x.contiguous(), 0)
     if found is None:
         raise ValueError(
             f"{name}: expected a contiguous tensor, or the columns of every head of one, got shape "
@@ -196,12 +204,10 @@ def heads(name: str, x: torch.Tensor) -> tuple[torch.Tensor, int]:
 def _columns(x: torch.Tensor) -> _Columns | None:
     if x.is_contiguous():
         return _Columns(x, 0)
-    if x.dim() != 3 or x.stride(2) != 1:
+    width = width_of_columns(x)
+    if width is None:
         return None
     tokens, num_heads, size = x.shape
-    width = x.stride(1) if num_heads > 1 else x.stride(0)
-    if width <= size or (tokens > 1 and x.stride(0) != num_heads * width):
-        return None
     offset = x.storage_offset()
     in_storage = x.untyped_storage().nbytes() // x.element_size()
     length = tokens * num_heads * width
@@ -215,6 +221,17 @@ def _columns(x: torch.Tensor) -> _Columns | None:
             )
             return _Columns(whole, int(start))
     return None
+
+
+def width_of_columns(x: torch.Tensor) -> int | None:
+    """W, where x has the strides (H * W, W, 1) with W > D; else None."""
+    if x.dim() != 3 or x.stride(2) != 1:
+        return None
+    tokens, num_heads, size = x.shape
+    width = x.stride(1) if num_heads > 1 else x.stride(0)
+    if width <= size or (tokens > 1 and x.stride(0) != num_heads * width):
+        return None
+    return width
 
 
 def contiguous(name: str, x: torch.Tensor) -> torch.Tensor:

@@ -37,11 +37,11 @@ def _register(function: Callable[..., Any], fake: Callable[..., Any]) -> None:
 
 def _rows(name: str, x: Tensor, capacity: int) -> jax.Array | HeadSlice:
     """x [T, H, D] with the rows of its bucket: in place where it has them, else in a copy."""
-    whole, start = dlpack.heads(name, x)
+    whole, start = dlpack.heads(name, x, may_copy=True)
     if x.shape[0] != capacity:
         return dlpack.wrap(buckets.pad_rows(x, capacity))
     array = dlpack.wrap(whole)
-    return array if whole is x else HeadSlice(array, start, x.shape[2])
+    return array if whole.shape == x.shape else HeadSlice(array, start, x.shape[2])
 
 
 def _vector(x: Tensor | None) -> jax.Array | None:
@@ -394,7 +394,7 @@ def _values(x: Tensor) -> jax.Array | HeadSlice:
     capacity = buckets.context_capacity(x.shape[0])
     if capacity == x.shape[0]:
         return _rows("x", x, capacity)
-    dlpack.heads("x", x)
+    dlpack.heads("x", x, may_copy=True)
     return dlpack.wrap(buckets.pad_rows_with_zeros(x, capacity))
 
 
