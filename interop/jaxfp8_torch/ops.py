@@ -26,7 +26,7 @@ _library = torch.library.Library("jaxfp8", "DEF")
 
 
 def _register(function: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    name = function.__name__.removeprefix("_")
+    name = function.__name__
     schema = torch.library.infer_schema(function, mutates_args=())
     _library.define(
         name + schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
@@ -81,7 +81,7 @@ def _lse(lse: Tensor, tokens: int, layout: str) -> Tensor:
     return lse if lse.shape[1] == tokens else lse[:, :tokens].contiguous()
 
 
-def _prefill_attention(
+def prefill_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -97,6 +97,7 @@ def _prefill_attention(
     backend: str | None,
     lse_layout: str,
 ) -> tuple[Tensor, Tensor]:
+    """Attention: out bfloat16 [Tq, H, Dv], and the LSE."""
     runtime.enter()
     scales = {
         f"scales.{name}": _float32(x)
@@ -152,7 +153,7 @@ def _fake_prefill_attention(
     )
 
 
-def _start_prefill(
+def start_prefill(
     q: Tensor,
     cu_seqlens_q: Tensor,
     q_descale: Tensor | None,
@@ -214,7 +215,7 @@ def _nothing_seen(q: Tensor, v_head_dim: int) -> tuple[Tensor, Tensor]:
     )
 
 
-def _attend(
+def attend(
     q: Tensor,
     q_descale: Tensor | None,
     cu_seqlens_q: Tensor,
@@ -293,9 +294,10 @@ def _fake_attend(
     return acc.new_empty(acc.shape), lse.new_empty(lse.shape)
 
 
-def _merge_states(
+def merge_states(
     a_out: Tensor, a_lse: Tensor, b_out: Tensor, b_lse: Tensor, lse_layout: str
 ) -> tuple[Tensor, Tensor]:
+    """The out and LSE of two states merged."""
     runtime.enter()
     arguments = {"a.out": a_out, "a.lse": a_lse, "b.out": b_out, "b.lse": b_lse}
     device = dlpack.jax_device(checks.tensors(arguments))
@@ -341,7 +343,8 @@ def _fake_merge_states(
     return a_out.new_empty(a_out.shape), a_lse.new_empty(a_lse.shape)
 
 
-def _per_head_amax(x: Tensor) -> Tensor:
+def per_head_amax(x: Tensor) -> Tensor:
+    """float32 [H]: largest finite magnitude of each head of x [T, H, D]."""
     device = _check_values(x, lambda given: jaxfp8.per_head_amax(**given))
     return _new(compiled.per_head_amax(device)(_values(x)))
 
@@ -351,7 +354,8 @@ def _fake_per_head_amax(x: Tensor) -> Tensor:
     return x.new_empty((x.shape[1],), dtype=torch.float32)
 
 
-def _quantize_per_head(x: Tensor, descale: Tensor, fmt: str) -> Tensor:
+def quantize_per_head(x: Tensor, descale: Tensor, fmt: str) -> Tensor:
+    """x [T, H, D] in FP8, quantized with descale [H]."""
     descale = cast(Tensor, _float32(descale))
 
     def refuse(given: dict[str, Any]) -> None:
@@ -367,7 +371,8 @@ def _fake_quantize_per_head(x: Tensor, descale: Tensor, fmt: str) -> Tensor:
     return x.new_empty(x.shape, dtype=getattr(torch, fmt))
 
 
-def _dynamic_quantize_per_head(x: Tensor, fmt: str) -> tuple[Tensor, Tensor]:
+def dynamic_quantize_per_head(x: Tensor, fmt: str) -> tuple[Tensor, Tensor]:
+    """x [T, H, D] in FP8 and the descale [H] that its values ask for."""
     device = _check_values(x, lambda given: jaxfp8.per_head_amax(**given))
     values, descale = compiled.dynamic_quantize_per_head(device, fmt)(_values(x))
     return _new(values)[: x.shape[0]], _new(descale)
@@ -399,12 +404,12 @@ def _values(x: Tensor) -> jax.Array | HeadSlice:
 
 
 for _operator, _fake in (
-    (_prefill_attention, _fake_prefill_attention),
-    (_start_prefill, _fake_start_prefill),
-    (_attend, _fake_attend),
-    (_merge_states, _fake_merge_states),
-    (_per_head_amax, _fake_per_head_amax),
-    (_quantize_per_head, _fake_quantize_per_head),
-    (_dynamic_quantize_per_head, _fake_dynamic_quantize_per_head),
+    (prefill_attention, _fake_prefill_attention),
+    (start_prefill, _fake_start_prefill),
+    (attend, _fake_attend),
+    (merge_states, _fake_merge_states),
+    (per_head_amax, _fake_per_head_amax),
+    (quantize_per_head, _fake_quantize_per_head),
+    (dynamic_quantize_per_head, _fake_dynamic_quantize_per_head),
 ):
     _register(_operator, _fake)
