@@ -110,6 +110,15 @@ def test_ragged_batches(precision, causal, name):
     check(batch(rng, *BATCHES[name]), precision, causal)
 
 
+@pytest.mark.parametrize(("precision", "causal"), [("fp8", False), ("bf16", True)])
+def test_many_key_counts(precision, causal):
+    """A sequence of a few new tokens for each of many numbers of keys."""
+    lengths_k = [0, 1, 2, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129, *range(193, 257, 7), 256]
+    lengths_q = [1 + i % 3 for i in range(len(lengths_k))]
+    q, k, v = qkv(np.random.default_rng(5), sum(lengths_q), sum(lengths_k), 1)
+    check([q, k, v, cu_seqlens(lengths_q), cu_seqlens(lengths_k)], precision, causal)
+
+
 @pytest.mark.parametrize("splits", [1, 5])
 @pytest.mark.parametrize("precision", ["fp8", "bf16"])
 def test_splits_of_the_keys(precision, splits):
