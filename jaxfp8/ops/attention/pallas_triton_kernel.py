@@ -140,9 +140,9 @@ def attend(
     parts = (splits,) if splits > 1 else ()
     out_dtype = jnp.float32 if splits > 1 else jnp.bfloat16
 
-    def kernel(  # type: ignore[no-untyped-def]
-        q_ref, k_ref, v_ref, nonfinite_ref, order_ref, work_ref, scales_ref, out_ref, lse_ref
-    ):  # fmt: skip
+    def kernel(*refs: Any) -> None:
+        q_ref, k_ref, v_ref, nonfinite_ref, order_ref, work_ref, scales_ref, *outputs = refs
+        out_ref, lse_ref = outputs
         item = order_ref[pl.program_id(0)]
         pair, rank = lax.div(item, num_tiles + 1), lax.rem(item, num_tiles + 1)
         head, split = lax.div(pair, splits), lax.rem(pair, splits)

@@ -72,7 +72,8 @@ def pack_rows(
         return jnp.zeros((heads, 0, size), dtype)
     table = tiling.tile_table(cu_seqlens, block, num_tiles)
 
-    def kernel(x_refs, token_ref, count_ref, descale_ref, out_ref):  # type: ignore[no-untyped-def]
+    def kernel(x_refs: Any, *refs: Any) -> None:
+        token_ref, count_ref, descale_ref, out_ref = refs
         head, tile = pl.program_id(0), pl.program_id(1)
         rows = _Rows(token_ref[tile], count_ref[tile], block)
         _pack_rows_of_tile(x_refs, parts, head, rows, descale_ref[head], fmt, out_ref, tile * block)
@@ -134,10 +135,9 @@ def pack_keys_and_values(
         )
     table = tiling.tile_table(cu_seqlens, block, num_tiles)
 
-    def kernel(  # type: ignore[no-untyped-def]
-        k_refs, v_ref, sequence_ref, row_ref, token_ref, count_ref, k_descale_ref, v_descale_ref, _,
-        k_out_ref, v_out_ref, nonfinite_ref,
-    ):  # fmt: skip
+    def kernel(k_refs: Any, v_ref: Any, *refs: Any) -> None:
+        sequence_ref, row_ref, token_ref, count_ref, *refs_after_tile = refs
+        k_descale_ref, v_descale_ref, _, k_out_ref, v_out_ref, nonfinite_ref = refs_after_tile
         head, tile = pl.program_id(0), pl.program_id(1)
         rows = _Rows(token_ref[tile], count_ref[tile], block)
         _pack_rows_of_tile(
@@ -153,7 +153,7 @@ def pack_keys_and_values(
             for i, mask in enumerate(hidden):
 
                 @pl.when(jnp.max(mask.astype(jnp.int32)) > 0)
-                def _(i=i, mask=mask, columns=columns):  # type: ignore[no-untyped-def]
+                def _(i: int = i, mask: jax.Array = mask, columns: jax.Array = columns) -> None:
                     key = (row_ref[tile] + lane).astype(jnp.float32)
                     first = jnp.min(jnp.where(mask, key[:, None], NO_KEY), axis=0)
                     where = (i, head, sequence_ref[tile], columns)
@@ -197,7 +197,7 @@ def amax(
         return jnp.zeros(heads, jnp.float32)
     blocks = pl.cdiv(capacity, _AMAX_BLOCK)
 
-    def kernel(x_refs, num_tokens_ref, out_ref):  # type: ignore[no-untyped-def]
+    def kernel(x_refs: Any, num_tokens_ref: Any, out_ref: Any) -> None:
         head, tile = pl.program_id(0), pl.program_id(1)
         token = tile * _AMAX_BLOCK
         rows = _Rows(token, num_tokens_ref[0] - token, _AMAX_BLOCK)
