@@ -152,7 +152,7 @@ def _no_waiting() -> Any:
 
 
 def _alternate(*functions: Callable[[], Any]) -> list[float]:
-    """Median seconds of one call of each, taking turns, the device waited for once a turn."""
+    """Median seconds of one call of each, taking turns; a GPU is waited for once a turn."""
     seconds: list[list[float]] = [[] for _ in functions]
     for repetition in range(_REPETITIONS.value + 1):
         for function, times in zip(functions, seconds, strict=True):
@@ -160,12 +160,18 @@ def _alternate(*functions: Callable[[], Any]) -> list[float]:
             start = time.perf_counter()
             for _ in range(_CALLS.value):
                 result = function()
+                if _DEVICE.value == "cpu":  # an array goes to torch only when it is ready
+                    jax.block_until_ready(_arrays(result))
             if _DEVICE.value != "cpu":
                 torch.accelerator.synchronize()
-            jax.block_until_ready([x for x in jax.tree.leaves(result) if isinstance(x, jax.Array)])
+                jax.block_until_ready(_arrays(result))
             if repetition:
                 times.append((time.perf_counter() - start) / _CALLS.value)
     return [statistics.median(times) for times in seconds]
+
+
+def _arrays(result: Any) -> list[jax.Array]:
+    return [x for x in jax.tree.leaves(result) if isinstance(x, jax.Array)]
 
 
 if __name__ == "__main__":

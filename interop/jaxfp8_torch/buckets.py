@@ -110,11 +110,3 @@ def pad_columns(x: torch.Tensor, capacity: int) -> torch.Tensor:
     padded = x.new_empty((x.shape[0], capacity))
     padded[:, : x.shape[1]].copy_(x)
     return padded
-
-
-def pad_sequences(cu_seqlens: torch.Tensor) -> torch.Tensor:
-    """int32 [B + 1] with empty sequences added behind."""
-    missing = sequence_capacity(cu_seqlens.shape[0] - 1) + 1 - cu_seqlens.shape[0]
-    if not missing:
-        return cu_seqlens
-    return torch.cat([cu_seqlens, cu_seqlens[-1:].expand(missing)])

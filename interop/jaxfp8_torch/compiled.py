@@ -21,6 +21,9 @@ import jaxfp8
 from jaxfp8 import E4M3FN, E4M3FNUZ, AttentionState, Fp8Format, HeadSlice, LayerScales
 from jaxfp8_torch import dlpack, runtime
 
+Layout = tuple[int | None, ...]
+"""Lengths of vectors packed into one, first cu_seqlens, then descales; None where there is none."""
+
 _Array = jax.Array | HeadSlice
 _FORMATS = {fmt.name: fmt for fmt in (E4M3FNUZ, E4M3FN)}
 
@@ -58,21 +61,37 @@ def _compile(function: Callable[..., Any], device: jax.Device) -> Callable[..., 
     return jax.jit(traced)
 
 
+def _unpack(packed: jax.Array, layout: Layout, num_cu_seqlens: int) -> list[jax.Array | None]:
+    """The vectors in int32 `packed`: cu_seqlens, then descales, float32 by their bits."""
+    vectors: list[jax.Array | None] = []
+    begin = 0
+    for index, length in enumerate(layout):
+        if length is None:
+            vectors.append(None)
+            continue
+        vector = packed[begin : begin + length]
+        begin += length
+        if index >= num_cu_seqlens:
+            vector = jax.lax.bitcast_convert_type(vector, jnp.float32)
+        vectors.append(vector)
+    return vectors
+
+
 def _lse(lse: jax.Array, layout: str) -> jax.Array:
     return lse.T if layout == "TH" else lse
 
 
 @functools.cache
 def prefill_attention(
-    device: jax.Device, causal: bool, softmax_scale: float | None, precision: Any, fmt: str | None,
-    backend: str | None, lse_layout: str,
+    device: jax.Device, layout: Layout, causal: bool, softmax_scale: float | None, precision: Any,
+    fmt: str | None, backend: str | None, lse_layout: str,
 ) -> Callable[..., Any]:  # fmt: skip
-    """jaxfp8.prefill_attention of (q, k, v, cu_seqlens_q, cu_seqlens_k, scales)."""
+    """jaxfp8.prefill_attention of (q, k, v, packed): both cu_seqlens, and all descales or none."""
 
-    def run(
-        q: _Array, k: _Array, v: _Array, cu_q: jax.Array, cu_k: jax.Array,
-        scales: LayerScales | None,
-    ) -> AttentionState:  # fmt: skip
+    def run(q: _Array, k: _Array, v: _Array, packed: jax.Array) -> AttentionState:
+        cu_q, cu_k, *descales = _unpack(packed, layout, 2)
+        assert cu_q is not None and cu_k is not None
+        scales = None if descales[0] is None else LayerScales(*descales)
         out, lse = jaxfp8.prefill_attention(
             q, k, v, cu_q, cu_k, causal=causal, softmax_scale=softmax_scale, precision=precision,
             scales=scales, fmt=format_of(fmt), backend=backend,
@@ -84,16 +103,18 @@ def prefill_attention(
 
 @functools.cache
 def start_prefill(
-    device: jax.Device, v_head_dim: int, softmax_scale: float | None, precision: Any,
-    fmt: str | None, backend: str | None,
+    device: jax.Device, layout: Layout, v_head_dim: int, softmax_scale: float | None,
+    precision: Any, fmt: str | None, backend: str | None,
 ) -> Callable[..., Any]:  # fmt: skip
-    """(q, cu_seqlens_q, descale or None) -> FP8 q [Tq, H, Dqk] and descale [H].
+    """(q, packed: cu_seqlens_q, descale if any) -> FP8 q [Tq, H, Dqk] and descale [H].
 
     Token-major, so that its shape depends on no backend; a backend packs FP8 queries bit for bit.
     Nothing is returned where there is nothing to quantize: q in FP8, or precision "bf16".
     """
 
-    def run(q: _Array, cu_q: jax.Array, descale: jax.Array | None) -> tuple[jax.Array, ...]:
+    def run(q: _Array, packed: jax.Array) -> tuple[jax.Array, ...]:
+        cu_q, descale = _unpack(packed, layout, 1)
+        assert cu_q is not None
         # Called for its refusals; what it computes is not used, so it is not compiled.
         state = jaxfp8.start_prefill(
             q, cu_q, softmax_scale=softmax_scale, precision=precision, q_descale=descale,
@@ -114,28 +135,29 @@ def start_prefill(
 
 @functools.cache
 def attend(
-    device: jax.Device, new_tokens: bool, softmax_scale: float | None, precision: Any,
+    device: jax.Device, layout: Layout, softmax_scale: float | None, precision: Any,
     fmt: str | None, backend: str | None,
 ) -> Callable[..., Any]:  # fmt: skip
-    """One step of a pass: (q, q_descale, cu_seqlens_q, acc, lse, k, v, cu_seqlens_k, k_descale,
-    v_descale) -> acc, lse, by jaxfp8.attend_new_tokens or jaxfp8.attend_segment.
+    """One step of a pass: (q, acc, lse, k, v, packed) -> acc, lse.
+
+    packed: cu_seqlens_q, cu_seqlens_k, and the descales of q, k and v, where there are any. By
+    jaxfp8.attend_segment, or without cu_seqlens_k by jaxfp8.attend_new_tokens.
     """
 
     def run(
-        q: _Array, q_descale: jax.Array | None, cu_q: jax.Array, acc: jax.Array, lse: jax.Array,
-        k: _Array, v: _Array, cu_k: jax.Array | None, k_descale: jax.Array | None,
-        v_descale: jax.Array | None,
-    ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+        q: _Array, acc: jax.Array, lse: jax.Array, k: _Array, v: _Array, packed: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        cu_q, cu_k, q_descale, k_descale, v_descale = _unpack(packed, layout, 2)
+        assert cu_q is not None
         state = jaxfp8.start_prefill(
             q, cu_q, softmax_scale=softmax_scale, precision=precision, q_descale=q_descale,
             v_head_dim=acc.shape[2], fmt=format_of(fmt), backend=backend,
         )  # fmt: skip
         state = dataclasses.replace(state, acc=acc, lse=lse)
         descales = {"k_descale": k_descale, "v_descale": v_descale}
-        if new_tokens:
+        if cu_k is None:
             state = jaxfp8.attend_new_tokens(state, k, v, precision=precision, **descales)
         else:
-            assert cu_k is not None
             state = jaxfp8.attend_segment(state, k, v, cu_k, **descales)
         return state.acc, state.lse
 
@@ -163,9 +185,15 @@ def per_head_amax(device: jax.Device) -> Callable[..., Any]:
 
 
 @functools.cache
-def quantize_per_head(device: jax.Device, fmt: str) -> Callable[..., Any]:
-    """jaxfp8.quantize_per_head of (x, descale)."""
-    return _compile(lambda x, descale: jaxfp8.quantize_per_head(x, descale, _FORMATS[fmt]), device)
+def quantize_per_head(device: jax.Device, layout: Layout, fmt: str) -> Callable[..., Any]:
+    """jaxfp8.quantize_per_head of (x, packed: its descale)."""
+
+    def run(x: _Array, packed: jax.Array) -> jax.Array:
+        (descale,) = _unpack(packed, layout, 0)
+        assert descale is not None
+        return jaxfp8.quantize_per_head(x, descale, _FORMATS[fmt])
+
+    return _compile(run, device)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ An operator returns new memory, never a tensor that it was given.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
@@ -44,29 +44,30 @@ def _rows(name: str, x: Tensor, capacity: int) -> jax.Array | HeadSlice:
     return array if whole.shape == x.shape else HeadSlice(array, start, x.shape[2])
 
 
-def _vector(x: Tensor | None) -> jax.Array | None:
-    """A vector of a few bytes; unlike larger tensors it is copied where it is not aligned, as a
-    view into a larger buffer of offsets often is.
+def _pack(
+    cu_seqlens: Sequence[Tensor | None], descales: Sequence[Tensor | None]
+) -> tuple[jax.Array, compiled.Layout]:
+    """The small vectors of a call as one, which crosses once.
+
+    Every crossing costs more than the copy, which also takes vectors of any alignment: offsets are
+    often views, four bytes into something. Batches are padded here with empty sequences.
     """
-    if x is None:
-        return None
-    if x.data_ptr() % dlpack.ALIGNMENT[x.device.type] or not x.is_contiguous():
-        x = x.clone(memory_format=torch.contiguous_format)
-    return dlpack.wrap(x)
-
-
-def _cu_seqlens(x: Tensor) -> jax.Array:
-    array = _vector(buckets.pad_sequences(x))
-    assert array is not None
-    return array
-
-
-def _new(x: jax.Array, *inputs: Tensor | None) -> Tensor:
-    """A result as a tensor of its own memory: jit may hand an argument through."""
-    tensor = dlpack.to_torch(x)
-    if any(tensor.data_ptr() == y.data_ptr() for y in inputs if y is not None and y.numel()):
-        return tensor.clone()
-    return tensor
+    pieces: list[Tensor] = []
+    layout: list[int | None] = []
+    for x in cu_seqlens:
+        if x is None:
+            layout.append(None)
+            continue
+        length = buckets.sequence_capacity(x.shape[0] - 1) + 1
+        layout.append(length)
+        pieces.append(x)
+        if length > x.shape[0]:
+            pieces.append(x[-1:].expand(length - x.shape[0]))
+    for x in descales:
+        layout.append(None if x is None else x.shape[0])
+        if x is not None:
+            pieces.append(x.view(torch.int32))
+    return dlpack.wrap(torch.cat(pieces)), tuple(layout)
 
 
 def _float32(x: Tensor | None) -> Tensor | None:
@@ -124,19 +125,18 @@ def prefill_attention(
             )  # fmt: skip
 
         checks.let_jaxfp8_refuse(refuse, arguments | scales)
+    packed, layout = _pack((cu_seqlens_q, cu_seqlens_k), tuple(scales.values()))
     run = compiled.prefill_attention(
-        device, causal, softmax_scale, precision, fmt, backend, lse_layout
+        device, layout, causal, softmax_scale, precision, fmt, backend, lse_layout
     )
     tokens, rows = q.shape[0], buckets.context_capacity(k.shape[0])
     out, lse = run(
         _rows("q", q, buckets.query_capacity(tokens)),
         _rows("k", k, rows),
         _rows("v", v, rows),
-        _cu_seqlens(cu_seqlens_q),
-        _cu_seqlens(cu_seqlens_k),
-        None if q_descale is None else LayerScales(*map(_vector, scales.values())),
+        packed,
     )
-    return _new(out)[:tokens], _lse(_new(lse), tokens, lse_layout)
+    return dlpack.to_torch(out)[:tokens], _lse(dlpack.to_torch(lse), tokens, lse_layout)
 
 
 def _fake_prefill_attention(
@@ -181,18 +181,15 @@ def start_prefill(
             )  # fmt: skip
 
         checks.let_jaxfp8_refuse(refuse, arguments)
-    run = compiled.start_prefill(device, v_head_dim, softmax_scale, precision, fmt, backend)
+    packed, layout = _pack((cu_seqlens_q,), (q_descale,))
+    run = compiled.start_prefill(device, layout, v_head_dim, softmax_scale, precision, fmt, backend)
     tokens = q.shape[0]
-    quantized = run(
-        _rows("q", q, buckets.query_capacity(tokens)),
-        _cu_seqlens(cu_seqlens_q),
-        _vector(q_descale),
-    )
+    quantized = run(_rows("q", q, buckets.query_capacity(tokens)), packed)
     acc, lse = _nothing_seen(q, v_head_dim)
     if not quantized:
         return q.new_empty(0), lse.new_empty(0), acc, lse
     values, descale = quantized
-    return _new(values)[:tokens], _new(descale, q_descale), acc, lse
+    return dlpack.to_torch(values)[:tokens], dlpack.to_torch(descale), acc, lse
 
 
 def _fake_start_prefill(
@@ -267,22 +264,19 @@ def attend(
                 jaxfp8.attend_segment(state, **given)
 
         checks.let_jaxfp8_refuse(refuse, held | context)
-    run = compiled.attend(device, new_tokens, softmax_scale, precision, fmt, backend)
+    packed, layout = _pack((cu_seqlens_q, cu_seqlens_k), (q_descale, k_descale, v_descale))
+    run = compiled.attend(device, layout, softmax_scale, precision, fmt, backend)
     capacity = buckets.query_capacity(tokens)
     rows = capacity if new_tokens else buckets.context_capacity(k.shape[0])
     new_acc, new_lse = run(
         _rows("q", q, capacity),
-        _vector(q_descale),
-        _cu_seqlens(cu_seqlens_q),
         dlpack.wrap(buckets.pad_rows(acc, capacity)),
         dlpack.wrap(buckets.pad_columns(lse, capacity)),
         _rows("k", k, rows),
         _rows("v", v, rows),
-        None if cu_seqlens_k is None else _cu_seqlens(cu_seqlens_k),
-        _vector(k_descale),
-        _vector(v_descale),
+        packed,
     )
-    return _new(new_acc)[:tokens], _lse(_new(new_lse), tokens, "HT")
+    return dlpack.to_torch(new_acc)[:tokens], _lse(dlpack.to_torch(new_lse), tokens, "HT")
 
 
 def _fake_attend(
@@ -332,7 +326,7 @@ def merge_states(
 
     run = compiled.merge_states(device, lse_layout)
     out, lse = run(*imported("a.out", "a.lse"), *imported("b.out", "b.lse"))
-    return _new(out)[:tokens], _lse(_new(lse), tokens, lse_layout)
+    return dlpack.to_torch(out)[:tokens], _lse(dlpack.to_torch(lse), tokens, lse_layout)
 
 
 def _fake_merge_states(
@@ -346,7 +340,7 @@ def _fake_merge_states(
 def per_head_amax(x: Tensor) -> Tensor:
     """float32 [H]: largest finite magnitude of each head of x [T, H, D]."""
     device = _check_values(x, lambda given: jaxfp8.per_head_amax(**given))
-    return _new(compiled.per_head_amax(device)(_values(x)))
+    return dlpack.to_torch(compiled.per_head_amax(device)(_values(x)))
 
 
 def _fake_per_head_amax(x: Tensor) -> Tensor:
@@ -362,8 +356,9 @@ def quantize_per_head(x: Tensor, descale: Tensor, fmt: str) -> Tensor:
         jaxfp8.quantize_per_head(**given, fmt=cast(Any, compiled.format_of(fmt)))
 
     device = _check_values(x, refuse, descale)
-    run = compiled.quantize_per_head(device, fmt)
-    return _new(run(_values(x), _vector(descale)))[: x.shape[0]]
+    packed, layout = _pack((), (descale,))
+    run = compiled.quantize_per_head(device, layout, fmt)
+    return dlpack.to_torch(run(_values(x), packed))[: x.shape[0]]
 
 
 def _fake_quantize_per_head(x: Tensor, descale: Tensor, fmt: str) -> Tensor:
@@ -375,7 +370,7 @@ def dynamic_quantize_per_head(x: Tensor, fmt: str) -> tuple[Tensor, Tensor]:
     """x [T, H, D] in FP8 and the descale [H] that its values ask for."""
     device = _check_values(x, lambda given: jaxfp8.per_head_amax(**given))
     values, descale = compiled.dynamic_quantize_per_head(device, fmt)(_values(x))
-    return _new(values)[: x.shape[0]], _new(descale)
+    return dlpack.to_torch(values)[: x.shape[0]], dlpack.to_torch(descale)
 
 
 def _fake_dynamic_quantize_per_head(x: Tensor, fmt: str) -> tuple[Tensor, Tensor]:
