@@ -213,7 +213,7 @@ def _softmax_over_keys(
         key = start - key_start + jnp.arange(bk)
         valid = (key >= j * bk) & (key < len_k)
         seen = valid & (key < visible[:, None])
-        scores = jnp.einsum("hqd,hkd->hqk", q, _rows(context.k, start, bk))
+        scores = _matmul("hqd,hkd->hqk", q, _rows(context.k, start, bk))
         scores = jnp.where(seen, scores, -jnp.inf)
         new_max = jnp.maximum(carry.max, jnp.max(scores, axis=-1))
         # A row that has seen no key yet has max -inf; any finite stand-in makes its terms 0.
@@ -243,8 +243,13 @@ def _softmax_over_keys(
     )
 
 
+def _matmul(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    # GPUs would round float32 operands to TF32, 11 bits, by default.
+    return jnp.einsum(subscripts, a, b, precision=lax.Precision.HIGHEST)
+
+
 def _weighted_sum(p: jax.Array, v: jax.Array, seen: jax.Array) -> jax.Array:
-    return jnp.einsum("hqk,hkd->hqd", p, v)
+    return _matmul("hqk,hkd->hqd", p, v)
 
 
 def _weighted_sum_of_seen(p: jax.Array, v: jax.Array, seen: jax.Array) -> jax.Array:
@@ -259,4 +264,4 @@ def _weighted_sum_of_seen(p: jax.Array, v: jax.Array, seen: jax.Array) -> jax.Ar
     nan, up, down = map(rows_that_see, (jnp.isnan(v), v == jnp.inf, v == -jnp.inf))
     extreme = jnp.where(up, jnp.inf, jnp.where(down, -jnp.inf, 0.0))
     extreme = jnp.where(nan | (up & down), jnp.nan, extreme)
-    return jnp.einsum("hqk,hkd->hqd", p, jnp.where(jnp.isfinite(v), v, 0.0)) + extreme
+    return _matmul("hqk,hkd->hqd", p, jnp.where(jnp.isfinite(v), v, 0.0)) + extreme
