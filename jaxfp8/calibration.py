@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 import types
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -72,12 +73,19 @@ class Calibrator:
             cannot be written is noticed before hours of work; None where `save` is told.
 
         Raises:
-          TypeError: identity is not an Identity.
-          ValueError: a rank or layer that cannot be.
+          TypeError: identity is not an Identity, or layers not a mapping.
+          ValueError: a rank or layer that cannot be, or two layers of one runtime name.
           OSError: the directory cannot be made or written into.
         """
         if not isinstance(identity, Identity):
             raise TypeError(f"identity: expected an Identity, got {type(identity).__name__}")
+        if not isinstance(layers, Mapping):
+            raise TypeError(
+                f"layers: expected runtime names by layer index, got {type(layers).__name__}"
+            )
+        twice = [name for name, count in Counter(layers.values()).items() if count > 1]
+        if twice:
+            raise ValueError(f"layers: expected distinct runtime names, got {twice[0]!r} twice")
         # A shard of ones has the same ranks, layers and names as the one to come: it checks them.
         ones = np.ones(identity.local_heads, np.float32)
         RankShard(

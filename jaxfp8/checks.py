@@ -26,6 +26,9 @@ from jaxfp8.ops.quantize.assembled_key import AssembledKey
 if TYPE_CHECKING:
     from jaxfp8.states import AttentionState
 
+# Beyond this, float32 scores of ordinary inputs are infinite.
+_MAX_SOFTMAX_SCALE = 1e30
+
 S = TypeVar("S", bound="AttentionState")
 
 
@@ -204,7 +207,7 @@ def softmax_scale(x: Any, qk_head_dim: int) -> float:
         raise TypeError(
             f"softmax_scale: expected a number or None, got {type(x).__name__}"
         ) from None
-    if not (math.isfinite(value) and value > 0):
+    if not 0 < value < _MAX_SOFTMAX_SCALE:
         raise ValueError(f"softmax_scale: expected a finite number > 0, got {value}")
     return value
 
@@ -231,6 +234,8 @@ def fp8_format(x: Any) -> Fp8Format:
     """An Fp8Format."""
     if not isinstance(x, Fp8Format):
         raise TypeError(f"fmt: expected jaxfp8.E4M3FNUZ or jaxfp8.E4M3FN, got {type(x).__name__}")
+    if x not in FORMATS.values():
+        raise ValueError(f"fmt: expected jaxfp8.E4M3FNUZ or jaxfp8.E4M3FN, got {x!r}")
     return x
 
 

@@ -116,6 +116,10 @@ class PrefillPolicy:
             if isinstance(value, str):
                 raise TypeError(f"{name}: expected a tuple, got the string {value!r}")
             object.__setattr__(self, name, tuple(value))
+        if not all(type(dims) is tuple and len(dims) == 2 for dims in self.head_dims):
+            raise TypeError(
+                f"head_dims: expected pairs (qk_head_dim, v_head_dim), got {self.head_dims!r}"
+            )
         if self.enabled and self.artifact is not None:
             self._require_servable(self.artifact)
 
@@ -217,6 +221,8 @@ class PrefillPolicy:
         if dims not in self.head_dims:
             return f"head dims {dims} are not among {list(self.head_dims)} (head_dims)"
         if self.artifact is not None:
+            if request.arch != self.arch:
+                return f"device {request.arch} is not the artifact's, {self.arch} (arch)"
             identity = self.artifact.identity
             if dims != (identity.qk_head_dim, identity.v_head_dim):
                 return (

@@ -19,11 +19,13 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxfp8 import checks, packing
 from jaxfp8.formats import Fp8Format
 from jaxfp8.head_slice import HeadSlice
 from jaxfp8.ops.attention.base import Precision, QuantizedContext, QuantizedQuery
+from jaxfp8.ops.mesh_axes import varying_like
 from jaxfp8.ops.quantize.assembled_key import AssembledKey
 from jaxfp8.states import AttentionState, merge_float32
 
@@ -95,11 +97,18 @@ def start_prefill(
         v_head_dim=v_head_dim, descale_name="q_descale",
     )  # fmt: skip
     num_tokens, num_heads, qk_head_dim = q.shape
+    acc, lse = varying_like(
+        (
+            jnp.zeros((num_tokens, num_heads, v_head_dim), jnp.float32),
+            jnp.full((num_heads, num_tokens), -jnp.inf, jnp.float32),
+        ),
+        q,
+    )
     return PrefillState(
         q=q,
         query=query,
-        acc=jnp.zeros((num_tokens, num_heads, v_head_dim), jnp.float32),
-        lse=jnp.full((num_heads, num_tokens), -jnp.inf, jnp.float32),
+        acc=acc,
+        lse=lse,
         softmax_scale=checks.softmax_scale(softmax_scale, qk_head_dim),
         backend=backend,
     )
@@ -134,6 +143,11 @@ def attend_new_tokens(
     if precision == state.query.spec.precision:
         query = state.query
     elif precision == "bf16":
+        if checks.is_fp8(state.q):
+            raise ValueError(
+                "precision: expected 'fp8' in a pass whose q was given as "
+                f"{np.dtype(state.q.dtype).name}, got 'bf16'"
+            )
         query = packing.pack_query(
             state.q, state.query.cu_seqlens, None, "bf16", None, state.backend,
             v_head_dim=state.query.spec.v_head_dim,

@@ -121,6 +121,14 @@ CASES = {
     "fmt a string": (
         {"fmt": "float8_e4m3fn"}, TypeError,
         "fmt: expected jaxfp8.E4M3FNUZ or jaxfp8.E4M3FN, got str"),
+    "fmt made up": (
+        {"fmt": jaxfp8.Fp8Format("int8", np.dtype("int8"), 127.0)}, ValueError,
+        "fmt: expected jaxfp8.E4M3FNUZ or jaxfp8.E4M3FN, got Fp8Format(name='int8'"),
+    "backend a list": (
+        {"backend": ["xla"]}, TypeError, "backend: expected a name or None, got list"),
+    "softmax_scale huge": (
+        {"softmax_scale": 1e38}, ValueError,
+        "softmax_scale: expected a finite number > 0, got 1e+38"),
     "precision unknown": (
         {"precision": "fp16"}, ValueError, "precision: expected 'fp8' or 'bf16', got 'fp16'"),
     "backend unknown": (

@@ -108,10 +108,13 @@ def test_a_pass_goes_through_scan(backend):
     np.testing.assert_array_equal(state.lse, looped.lse)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend, check_vma", [("xla", True), ("interpret", False)])
 @pytest.mark.parametrize("precision", ["fp8", "bf16"])
-def test_shard_map_over_heads(backend, precision):
-    """Eight devices, a head each: scales are per head, so that no device needs another."""
+def test_shard_map_over_heads(backend, check_vma, precision):
+    """Eight devices, a head each: scales are per head, so that no device needs another.
+
+    pallas_call needs check_vma=False.
+    """
     devices = jax.devices()
     assert len(devices) == 8
     q, k, v, cu_q, cu_k = batch(2, [40, 9], [130, 66], num_heads=8)
@@ -129,7 +132,7 @@ def test_shard_map_over_heads(backend, precision):
             mesh=mesh,
             in_specs=(by_head, by_head, by_head, everywhere, everywhere),
             out_specs=jaxfp8.AttentionState(by_head, PartitionSpec("heads")),
-            check_vma=False,
+            check_vma=check_vma,
         )
     )(q, k, v, cu_q, cu_k)
     if precision == "fp8":
@@ -141,6 +144,40 @@ def test_shard_map_over_heads(backend, precision):
     else:
         expected = oracle.attention(q, k, v, cu_q, cu_k, causal=True)
     assert_attention(sharded, expected, precision)
+
+
+def test_a_pass_goes_through_scan_under_shard_map():
+    q, k, v, cu_q, cu_k = batch(5, [40, 9], [130, 66], num_heads=8)
+    mesh = Mesh(np.array(jax.devices()), ("heads",))
+    by_head = PartitionSpec(None, "heads")
+
+    def prefill(q, k, v):
+        def step(state, segment):
+            return jaxfp8.attend_segment(state, *segment, cu_k), None
+
+        segments = jnp.stack([k, k]), jnp.stack([v, v])
+        state, _ = jax.lax.scan(step, jaxfp8.start_prefill(q, cu_q), segments)
+        return state.out
+
+    sharded = jax.shard_map(prefill, mesh=mesh, in_specs=(by_head,) * 3, out_specs=by_head)
+    np.testing.assert_array_equal(jax.jit(sharded)(q, k, v), jax.jit(prefill)(q, k, v))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_64_bit_mode_changes_nothing(backend):
+    q, k, v, cu_q, cu_k = (np.asarray(x) for x in batch(6, [30, 7], [50, 90]))
+
+    def run():
+        state = jaxfp8.start_prefill(q, cu_q, backend=backend)
+        state = jaxfp8.attend_new_tokens(state, q, v[: len(q)])
+        state = jaxfp8.attend_segment(state, k, v, cu_k)
+        return np.asarray(state.out), np.asarray(state.lse)
+
+    with jax.enable_x64(True):
+        wide = run()
+    for actual, expected in zip(wide, run(), strict=True):
+        assert actual.dtype == expected.dtype
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_differentiation_is_refused():

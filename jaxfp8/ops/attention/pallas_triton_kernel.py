@@ -24,6 +24,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
@@ -144,8 +145,8 @@ def attend(
         q_ref, k_ref, v_ref, nonfinite_ref, order_ref, work_ref, scales_ref, *outputs = refs
         out_ref, lse_ref = outputs
         item = order_ref[pl.program_id(0)]
-        pair, rank = lax.div(item, num_tiles + 1), lax.rem(item, num_tiles + 1)
-        head, split = lax.div(pair, splits), lax.rem(pair, splits)
+        pair, rank = lax.div(item, np.int32(num_tiles + 1)), lax.rem(item, np.int32(num_tiles + 1))
+        head, split = lax.div(pair, np.int32(splits)), lax.rem(pair, np.int32(splits))
         todo = [work_ref[i, rank] for i in range(9)]
         m, total, acc = _attend_tiles(
             q_ref, k_ref, v_ref, head, todo, _part_of(todo, split, splits), scales_ref[0, head],
@@ -208,8 +209,8 @@ def _part_of(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(first, full, end) of a split's share of a tile's key tiles; all may be empty."""
     first, tiles = todo[_FIRST], todo[_END] - todo[_FIRST]
-    begin = first + lax.div(tiles * split, splits)
-    end = first + lax.div(tiles * (split + 1), splits)
+    begin = first + lax.div(tiles * split, np.int32(splits))
+    end = first + lax.div(tiles * (split + 1), np.int32(splits))
     return begin, jnp.clip(todo[_FULL], begin, end), end
 
 

@@ -19,6 +19,7 @@ from jax import lax
 
 from jaxfp8.head_slice import HeadSlice, as_array
 from jaxfp8.ops.attention.base import AttentionSpec, QuantizedContext, QuantizedQuery
+from jaxfp8.ops.mesh_axes import varying_like
 from jaxfp8.ops.quantize import reference as quantize
 from jaxfp8.ops.quantize.assembled_key import AssembledKey
 from jaxfp8.states import AttentionState
@@ -111,7 +112,10 @@ def _rows(x: jax.Array | HeadSlice, start: jax.Array, count: int) -> jax.Array:
     # the loop, at twice their memory. Tied to `start`, the array is not the loop's invariant.
     array, start = lax.optimization_barrier((array, start))
     tile = lax.dynamic_slice(
-        array, (start, 0, column), (count, *x.shape[1:]), allow_negative_indices=False
+        array,
+        (start, jnp.int32(0), jnp.int32(column)),
+        (count, *x.shape[1:]),
+        allow_negative_indices=False,
     )
     return tile.astype(jnp.float32).transpose(1, 0, 2)
 
@@ -139,7 +143,7 @@ def _attend(
     bq, bk = min(BLOCK_Q, tq), min(BLOCK_K, tk)
     lengths_q = jnp.diff(cu_seqlens_q)
     # tile_ends[b]: number of query tiles of the sequences 0 ... b.
-    tile_ends = jnp.cumsum((lengths_q + bq - 1) // bq)
+    tile_ends = jnp.cumsum((lengths_q + bq - 1) // bq, dtype=jnp.int32)
 
     def query_tile(i: jax.Array, state: AttentionState) -> AttentionState:
         b = jnp.searchsorted(tile_ends, i, side="right")
@@ -149,7 +153,7 @@ def _attend(
         # A tile that would pass the end of the array is moved back; the rows that another tile
         # (of this sequence or the one before) writes are left as they are.
         start = jnp.minimum(cu_seqlens_q[b] + first, tq - bq)
-        row = start - cu_seqlens_q[b] + jnp.arange(bq)
+        row = start - cu_seqlens_q[b] + jnp.arange(bq, dtype=jnp.int32)
         own = (row >= first) & (row < len_q)
         # visible[r]: row r sees the keys 0 ... visible - 1 of its sequence.
         visible = jnp.where(own, len_k, 0)
@@ -178,9 +182,11 @@ def _attend(
         )
 
     empty = AttentionState(
-        jnp.zeros((tq, num_heads, dv), jnp.bfloat16), jnp.full((num_heads, tq), -jnp.inf)
+        jnp.zeros((tq, num_heads, dv), jnp.bfloat16),
+        jnp.full((num_heads, tq), -jnp.inf, jnp.float32),
     )
-    return lax.fori_loop(0, tile_ends[-1], query_tile, empty)
+    empty = varying_like(empty, q, context, cu_seqlens_q, cu_seqlens_k, score_factor, v_descale)
+    return lax.fori_loop(jnp.int32(0), tile_ends[-1], query_tile, empty)
 
 
 def _softmax_over_keys(
@@ -210,7 +216,7 @@ def _softmax_over_keys(
     def key_tile(j: jax.Array, carry: _Softmax) -> _Softmax:
         # Moved back at the end of the array like a query tile; keys of the tile before are masked.
         start = jnp.minimum(key_start + j * bk, tk - bk)
-        key = start - key_start + jnp.arange(bk)
+        key = start - key_start + jnp.arange(bk, dtype=jnp.int32)
         valid = (key >= j * bk) & (key < len_k)
         seen = valid & (key < visible[:, None])
         scores = _matmul("hqd,hkd->hqk", q, _rows(context.k, start, bk))
@@ -231,15 +237,13 @@ def _softmax_over_keys(
         )
         return _Softmax(new_max, total, carry.acc * rescale[:, :, None] + weighted)
 
+    empty = _Softmax(
+        jnp.full((num_heads, bq), -jnp.inf, jnp.float32),
+        jnp.zeros((num_heads, bq), jnp.float32),
+        jnp.zeros((num_heads, bq, context.v.shape[2]), jnp.float32),
+    )
     return lax.fori_loop(
-        0,
-        num_tiles,
-        key_tile,
-        _Softmax(
-            jnp.full((num_heads, bq), -jnp.inf),
-            jnp.zeros((num_heads, bq)),
-            jnp.zeros((num_heads, bq, context.v.shape[2])),
-        ),
+        jnp.int32(0), num_tiles, key_tile, varying_like(empty, q, context, visible, len_k)
     )
 
 

@@ -46,10 +46,13 @@ def choose_backend(name: str | None, spec: AttentionSpec, target: Target) -> Att
     """The backend that serves a request: the named one, or the first that can.
 
     Raises:
+      TypeError: the name is not a string.
       ValueError: there is no backend of that name.
       NotImplementedError: the named backend cannot serve the request, or none can.
     """
     if name is not None:
+        if not isinstance(name, str):
+            raise TypeError(f"backend: expected a name or None, got {type(name).__name__}")
         backend = get_backend(name)
         reason = backend.unsupported(spec, target)
         if reason is not None:
