@@ -242,7 +242,9 @@ class PrefillPolicy:
 def _dtype_name(dtype: Any) -> str:
     if isinstance(dtype, str):
         return dtype
+    if dtype is None:  # which NumPy takes for float64
+        return "None"
     try:
         return np.dtype(dtype).name
-    except TypeError:
-        return str(dtype)
+    except (TypeError, ValueError):
+        return str(dtype).removeprefix("torch.")

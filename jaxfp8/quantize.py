@@ -41,9 +41,7 @@ def per_head_amax(x: jax.Array | HeadSlice) -> jax.Array:
     return _per_head_amax(x)
 
 
-def descale_from_amax(
-    amax: jax.Array | HeadSlice, fmt: Fp8Format, *, margin: float = 1.0
-) -> jax.Array:
+def descale_from_amax(amax: jax.Array, fmt: Fp8Format, *, margin: float = 1.0) -> jax.Array:
     """The descale with which `amax * margin` is the largest representable value.
 
     Args:

@@ -93,11 +93,6 @@ def as_f32(x: Value) -> Value:
     return arith.bitcast(f32_type(), x)
 
 
-def as_i32(x: Value) -> Value:
-    """The bits of an f32 as i32."""
-    return arith.bitcast(i32_type(), x)
-
-
 def thread_in_warpgroup() -> Value:
     """0..127."""
     return arith.remui(utils.thread_idx(), i32(WARPGROUP))
