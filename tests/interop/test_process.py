@@ -15,9 +15,11 @@ pytest.importorskip("torch")
 
 def run_python(program, **env):
     path = os.pathsep.join(entry for entry in sys.path if entry)
+    # Importing jaxfp8_torch sets it, in this process too.
+    inherited = {k: v for k, v in os.environ.items() if k != "XLA_PYTHON_CLIENT_PREALLOCATE"}
     result = subprocess.run(
         [sys.executable, "-W", "always", "-c", program],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path, **env},
+        env={**inherited, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path, **env},
         capture_output=True,
         text=True,
         timeout=300,
