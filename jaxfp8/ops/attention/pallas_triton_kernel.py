@@ -141,9 +141,17 @@ def attend(
     parts = (splits,) if splits > 1 else ()
     out_dtype = jnp.float32 if splits > 1 else jnp.bfloat16
 
-    def kernel(*refs: Any) -> None:
-        q_ref, k_ref, v_ref, nonfinite_ref, order_ref, work_ref, scales_ref, *outputs = refs
-        out_ref, lse_ref = outputs
+    def kernel(
+        q_ref: Any,
+        k_ref: Any,
+        v_ref: Any,
+        nonfinite_ref: Any,
+        order_ref: Any,
+        work_ref: Any,
+        scales_ref: Any,
+        out_ref: Any,
+        lse_ref: Any,
+    ) -> None:
         item = order_ref[pl.program_id(0)]
         pair, rank = lax.div(item, np.int32(num_tiles + 1)), lax.rem(item, np.int32(num_tiles + 1))
         head, split = lax.div(pair, np.int32(splits)), lax.rem(pair, np.int32(splits))

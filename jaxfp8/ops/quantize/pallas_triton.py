@@ -72,8 +72,7 @@ def pack_rows(
         return jnp.zeros((heads, 0, size), dtype)
     table = tiling.tile_table(cu_seqlens, block, num_tiles)
 
-    def kernel(x_refs: Any, *refs: Any) -> None:
-        token_ref, count_ref, descale_ref, out_ref = refs
+    def kernel(x_refs: Any, token_ref: Any, count_ref: Any, descale_ref: Any, out_ref: Any) -> None:
         head, tile = pl.program_id(0), pl.program_id(1)
         rows = _Rows(token_ref[tile], count_ref[tile], block)
         _pack_rows_of_tile(x_refs, parts, head, rows, descale_ref[head], fmt, out_ref, tile * block)
@@ -135,9 +134,20 @@ def pack_keys_and_values(
         )
     table = tiling.tile_table(cu_seqlens, block, num_tiles)
 
-    def kernel(k_refs: Any, v_ref: Any, *refs: Any) -> None:
-        sequence_ref, row_ref, token_ref, count_ref, *refs_after_tile = refs
-        k_descale_ref, v_descale_ref, _, k_out_ref, v_out_ref, nonfinite_ref = refs_after_tile
+    def kernel(
+        k_refs: Any,
+        v_ref: Any,
+        sequence_ref: Any,
+        row_ref: Any,
+        token_ref: Any,
+        count_ref: Any,
+        k_descale_ref: Any,
+        v_descale_ref: Any,
+        _: Any,
+        k_out_ref: Any,
+        v_out_ref: Any,
+        nonfinite_ref: Any,
+    ) -> None:
         head, tile = pl.program_id(0), pl.program_id(1)
         rows = _Rows(token_ref[tile], count_ref[tile], block)
         _pack_rows_of_tile(
