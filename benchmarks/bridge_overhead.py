@@ -9,7 +9,8 @@ One prefill_attention of a batch of empty sequences, so that little but the way 
 back is left: from JAX under jax.jit, from torch through jaxfp8_torch, and through the same operator
 registered as torch.library.custom_op, taking turns. Then the parts alone: a tensor to JAX, an array
 to torch, the checks, and a trivial operator registered either way. Before the timing, one call from
-torch runs with device-to-host copies and host synchronisation forbidden. Exit status 1 where the bound is passed.
+torch runs with device-to-host copies and host synchronisation forbidden. Exit status 1 where the
+bound is passed.
 """
 
 from __future__ import annotations
