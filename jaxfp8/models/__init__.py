@@ -1,0 +1,21 @@
+# SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Gated multi-head latent attention (Kimi-K3, DeepSeek-V3) in plain JAX, on top of jaxfp8.
+
+Pytrees of arrays and pure functions, to be copied into a model or used as they are. `import jaxfp8`
+does not import this package.
+"""
+
+from jaxfp8.models.config import KIMI_K3 as KIMI_K3
+from jaxfp8.models.config import KIMI_K3_MLA_LAYERS as KIMI_K3_MLA_LAYERS
+from jaxfp8.models.config import SMALL as SMALL
+from jaxfp8.models.config import MlaConfig as MlaConfig
+from jaxfp8.models.mla import attend_latents as attend_latents
+from jaxfp8.models.mla import gated_output as gated_output
+from jaxfp8.models.mla import latents as latents
+from jaxfp8.models.mla import queries as queries
+from jaxfp8.models.mla import rms_norm as rms_norm
+from jaxfp8.models.mla import up_project as up_project
+from jaxfp8.models.weights import MlaWeights as MlaWeights
+from jaxfp8.models.weights import random_weights as random_weights
+from jaxfp8.models.weights import rank_weights as rank_weights

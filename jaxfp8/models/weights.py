@@ -1,0 +1,103 @@
+# SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The weights of an MLA layer: those of all heads, or of one tensor-parallel rank's."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfp8.models.config import MlaConfig
+
+
+class MlaWeights(NamedTuple):
+    """The projections of a layer, bfloat16, as a checkpoint has them: [out, in], y = x @ w.T.
+
+    Where a dimension is made of heads it is split, [out, in] to [H, D, in]: which moves nothing in
+    memory. H is the number of heads that the holder has: those of a tensor-parallel rank, or all.
+    """
+
+    q_a_proj: jax.Array  # [q_lora_rank, hidden_size]
+    q_a_layernorm: jax.Array  # [q_lora_rank]
+    q_b_proj: jax.Array  # [H, qk_nope_head_dim + qk_rope_head_dim, q_lora_rank]
+    kv_a_proj: jax.Array  # [kv_lora_rank + qk_rope_head_dim, hidden_size]
+    kv_a_layernorm: jax.Array  # [kv_lora_rank]
+    kv_b_proj: jax.Array  # [H, qk_nope_head_dim + v_head_dim, kv_lora_rank]: of K, then of V
+    g_proj: jax.Array | None  # [H, v_head_dim, hidden_size]; None without an output gate
+    o_proj: jax.Array  # [hidden_size, H, v_head_dim]
+
+    @property
+    def num_heads(self) -> int:
+        """H."""
+        return self.q_b_proj.shape[0]
+
+
+HEAD_AXIS = {"q_b_proj": 0, "kv_b_proj": 0, "g_proj": 0, "o_proj": 1}
+"""The axis of the heads in the weights that have one; the others are the same on every rank."""
+
+
+def weight_shapes(config: MlaConfig, num_heads: int) -> dict[str, tuple[int, ...]]:
+    """The shape of each weight of a holder of num_heads heads, by name; no g_proj where there is
+    no output gate.
+    """
+    shapes = {
+        "q_a_proj": (config.q_lora_rank, config.hidden_size),
+        "q_a_layernorm": (config.q_lora_rank,),
+        "q_b_proj": (num_heads, config.qk_head_dim, config.q_lora_rank),
+        "kv_a_proj": (config.latent_dim, config.hidden_size),
+        "kv_a_layernorm": (config.kv_lora_rank,),
+        "kv_b_proj": (num_heads, config.qk_nope_head_dim + config.v_head_dim, config.kv_lora_rank),
+        "o_proj": (config.hidden_size, num_heads, config.v_head_dim),
+    }
+    if config.output_gate:
+        shapes["g_proj"] = (num_heads, config.v_head_dim, config.hidden_size)
+    return shapes
+
+
+def random_weights(
+    config: MlaConfig, key: jax.Array, *, num_heads: int | None = None
+) -> MlaWeights:
+    """Seeded weights for tests and benchmarks: hidden states of unit variance give Q, K and V of
+    about unit variance.
+
+    Args:
+      config: the layer's.
+      key: from jax.random.key.
+      num_heads: heads to make; None makes config.num_heads.
+    """
+    num_heads = config.num_heads if num_heads is None else num_heads
+    drawn: dict[str, jax.Array] = {}
+    for i, (name, shape) in enumerate(weight_shapes(config, num_heads).items()):
+        noise = jax.random.normal(jax.random.fold_in(key, i), shape, jnp.float32)
+        if name.endswith("layernorm"):
+            weight = 1 + noise / 8
+        else:
+            inputs = shape[1] * shape[2] if name == "o_proj" else shape[-1]
+            weight = noise * inputs**-0.5
+        drawn[name] = weight.astype(jnp.bfloat16)
+    return MlaWeights(**drawn) if config.output_gate else MlaWeights(**drawn, g_proj=None)
+
+
+def rank_weights(weights: MlaWeights, tp_rank: int, tp_size: int) -> MlaWeights:
+    """The weights of one tensor-parallel rank's heads, from those of all heads.
+
+    Raises:
+      ValueError: tp_size does not divide the heads, or there is no such rank.
+    """
+    if tp_size < 1 or weights.num_heads % tp_size:
+        raise ValueError(
+            f"tp_size: expected a divisor of the {weights.num_heads} heads of weights, got "
+            f"{tp_size}"
+        )
+    if not 0 <= tp_rank < tp_size:
+        raise ValueError(f"tp_rank: expected 0 to {tp_size - 1}, got {tp_rank}")
+    count = weights.num_heads // tp_size
+    parts = weights._asdict()
+    for name, axis in HEAD_AXIS.items():
+        if parts[name] is not None:
+            parts[name] = jax.lax.slice_in_dim(
+                parts[name], tp_rank * count, (tp_rank + 1) * count, axis=axis
+            )
+    return MlaWeights(**parts)
