@@ -24,6 +24,12 @@ class HeadSlice:
       array: [T, H, D], D >= start + size.
       start: first column.
       size: number of columns, the head dim that the call sees.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8
+      >>> kv_nope = jnp.ones((16, 2, 256), jnp.bfloat16)
+      >>> jaxfp8.HeadSlice(kv_nope, start=128, size=128).shape
+      (16, 2, 128)
     """
 
     array: jax.Array

@@ -70,6 +70,26 @@ def prefill_attention(
       ValueError: shapes disagree, or a value is out of range.
       NotImplementedError: no backend, or not the one named, serves the request; also on
         differentiation.
+
+    Example:
+      Two sequences in one batch, 3 and 5 new tokens over 7 and 9 keys:
+
+      >>> import jax, jax.numpy as jnp, jaxfp8
+      >>> rng = jax.random.split(jax.random.key(0), 3)
+      >>> q = jax.random.normal(rng[0], (8, 2, 192), jnp.bfloat16)
+      >>> k = jax.random.normal(rng[1], (16, 2, 192), jnp.bfloat16)
+      >>> v = jax.random.normal(rng[2], (16, 2, 128), jnp.bfloat16)
+      >>> cu_seqlens_q = jnp.array([0, 3, 8], jnp.int32)
+      >>> cu_seqlens_k = jnp.array([0, 7, 16], jnp.int32)
+      >>> out, lse = jaxfp8.prefill_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, causal=True)
+      >>> out.shape, out.dtype.name, lse.shape, lse.dtype.name
+      ((8, 2, 128), 'bfloat16', (2, 8), 'float32')
+
+      A mistake says what was expected and what came:
+
+      >>> jaxfp8.prefill_attention(q, k[:, :1], v, cu_seqlens_q, cu_seqlens_k, causal=True)
+      Traceback (most recent call last):
+      ValueError: k: expected shape [Tk, 2, 192] to match q, got [16, 1, 192]
     """
     causal = checks.flag("causal", causal)
     target = packing.target_of(q)
@@ -144,6 +164,19 @@ def quantize_context(
 
     Raises:
       TypeError, ValueError, NotImplementedError: as `prefill_attention`.
+
+    Example:
+      MLA's K and V where they lie: kv_nope holds K's 128 columns and V's of each head, and the
+      other 64 columns of K are the same for all heads.
+
+      >>> import jax.numpy as jnp, jaxfp8
+      >>> kv_nope = jnp.ones((16, 2, 256), jnp.bfloat16)
+      >>> k_rope = jnp.ones((16, 64), jnp.bfloat16)
+      >>> k = jaxfp8.AssembledKey(jaxfp8.HeadSlice(kv_nope, 0, 128), k_rope)
+      >>> v = jaxfp8.HeadSlice(kv_nope, 128, 128)
+      >>> context = jaxfp8.quantize_context(k, v, jnp.array([0, 7, 16], jnp.int32))
+      >>> context.spec.qk_head_dim, context.spec.v_head_dim, context.num_tokens
+      (192, 128, 16)
     """
     return packing.pack_context(k, v, cu_seqlens_k, k_descale, v_descale, "fp8", fmt, backend)
 
@@ -172,6 +205,15 @@ def attend(
     Raises:
       TypeError: query or context is of another kind.
       ValueError: they do not fit each other, or the backend named is not theirs.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8
+      >>> q, k = jnp.ones((8, 2, 192), jnp.bfloat16), jnp.ones((16, 2, 192), jnp.bfloat16)
+      >>> v, cu_seqlens_k = jnp.ones((16, 2, 128), jnp.bfloat16), jnp.array([0, 7, 16], jnp.int32)
+      >>> query = jaxfp8.quantize_query(q, jnp.array([0, 3, 8], jnp.int32))
+      >>> context = jaxfp8.quantize_context(k, v, cu_seqlens_k)
+      >>> jaxfp8.attend(query, context, causal=False).out.shape
+      (8, 2, 128)
     """
     if not isinstance(query, QuantizedQuery):
         raise TypeError(f"query: expected a QuantizedQuery, got {type(query).__name__}")

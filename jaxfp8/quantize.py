@@ -36,6 +36,12 @@ def per_head_amax(x: jax.Array | HeadSlice) -> jax.Array:
     Raises:
       TypeError: x is not an array of those dtypes.
       ValueError: x has not three dimensions.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8
+      >>> x = jnp.array([[[1.0, -3.0], [0.5, jnp.inf]]], jnp.bfloat16)  # a token, two heads
+      >>> jaxfp8.per_head_amax(x).tolist()
+      [3.0, 0.5]
     """
     checks.dtype_in("x", checks.heads("x", x, "[T, H, D]"), _ACCEPTED)
     return _per_head_amax(x)
@@ -55,6 +61,12 @@ def descale_from_amax(amax: jax.Array, fmt: Fp8Format, *, margin: float = 1.0) -
     Raises:
       TypeError: amax is not a float array, fmt not an Fp8Format, margin not a number.
       ValueError: amax has not one dimension; margin is not finite or below 1.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8
+      >>> amax = jnp.array([120.0, 3.0])
+      >>> jaxfp8.descale_from_amax(amax, jaxfp8.E4M3FNUZ, margin=1.25).tolist()
+      [0.625, 0.015625]
     """
     checks.dtype_in("amax", checks.array("amax", amax, "[H]"), [np.float32, np.float64])
     return _descale_from_amax(
@@ -77,6 +89,13 @@ def quantize_per_head(x: jax.Array | HeadSlice, descale: jax.Array, fmt: Fp8Form
     Raises:
       TypeError: x, descale or fmt is of the wrong kind or dtype.
       ValueError: a shape is wrong, or a descale not finite or not > 0.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8
+      >>> x = jnp.array([[[1.0, -3.0, 5.0]]], jnp.bfloat16)
+      >>> stored = jaxfp8.quantize_per_head(x, jnp.array([0.0175]), jaxfp8.E4M3FNUZ)
+      >>> stored.dtype.name, stored.astype(jnp.float32).tolist()  # 5 / 0.0175 is clipped
+      ('float8_e4m3fnuz', [[[56.0, -176.0, 240.0]]])
     """
     checks.dtype_in("x", checks.heads("x", x, "[T, H, D]"), _ACCEPTED)
     descale = checks.descale("descale", descale, x.shape[1], "x")
@@ -98,6 +117,16 @@ def dynamic_quantize_per_head(
 
     Raises:
       TypeError, ValueError: as `quantize_per_head`.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8
+      >>> x = jnp.array([[[1.0, -3.0], [0.5, 0.25]]], jnp.bfloat16)
+      >>> stored, descale = jaxfp8.dynamic_quantize_per_head(x, jaxfp8.E4M3FN)
+      >>> stored.astype(jnp.float32).tolist()  # the largest of each head is the format's
+      [[[144.0, -448.0], [448.0, 224.0]]]
+      >>> value = stored.astype(jnp.float32) * descale[:, None]
+      >>> float(abs(value - x.astype(jnp.float32)).max()) < 2**-4  # of the value
+      True
     """
     checks.dtype_in("x", checks.heads("x", x, "[T, H, D]"), _ACCEPTED)
     return _dynamic_quantize_per_head(x, fmt=checks.fp8_format(fmt))

@@ -87,6 +87,13 @@ def start_prefill(
 
     Raises:
       TypeError, ValueError, NotImplementedError: as `prefill_attention`.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8
+      >>> q = jnp.ones((8, 2, 192), jnp.bfloat16)
+      >>> state = jaxfp8.start_prefill(q, jnp.array([0, 3, 8], jnp.int32))
+      >>> state.out.shape, state.lse.tolist()[0][:2]  # nothing seen yet
+      ((8, 2, 128), [-inf, -inf])
     """
     if isinstance(v_head_dim, bool) or not isinstance(v_head_dim, int):
         raise TypeError(f"v_head_dim: expected an integer, got {type(v_head_dim).__name__}")
@@ -135,6 +142,16 @@ def attend_new_tokens(
 
     Raises:
       TypeError, ValueError, NotImplementedError: as `prefill_attention`.
+
+    Example:
+      Scores are all equal here, so that token i of a sequence sees a weight of i + 1:
+
+      >>> import jax.numpy as jnp, jaxfp8
+      >>> q, v = jnp.zeros((8, 2, 192), jnp.bfloat16), jnp.ones((8, 2, 128), jnp.bfloat16)
+      >>> state = jaxfp8.start_prefill(q, jnp.array([0, 3, 8], jnp.int32))
+      >>> state = jaxfp8.attend_new_tokens(state, q, v)
+      >>> jnp.exp(state.lse[0]).round().tolist()
+      [1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     """
     _check_pass(state)
     checks.matches(
@@ -184,6 +201,17 @@ def attend_segment(
 
     Raises:
       TypeError, ValueError, NotImplementedError: as `prefill_attention`.
+
+    Example:
+      The first sequence has 2 keys in this segment and the second 4. Scores are all equal:
+
+      >>> import jax.numpy as jnp, jaxfp8
+      >>> q = jnp.zeros((8, 2, 192), jnp.bfloat16)
+      >>> k, v = jnp.ones((6, 2, 192), jnp.bfloat16), jnp.ones((6, 2, 128), jnp.bfloat16)
+      >>> state = jaxfp8.start_prefill(q, jnp.array([0, 3, 8], jnp.int32))
+      >>> state = jaxfp8.attend_segment(state, k, v, jnp.array([0, 2, 6], jnp.int32))
+      >>> jnp.exp(state.lse[0]).round().tolist()
+      [2.0, 2.0, 2.0, 4.0, 4.0, 4.0, 4.0, 4.0]
     """
     _check_pass(state)
     context = _pack_context(state, state.query, k, v, cu_seqlens_k, k_descale, v_descale)

@@ -43,6 +43,17 @@ def merge_states(a: AttentionState, b: AttentionState) -> AttentionState:
     Raises:
       TypeError: an argument is not a pair of arrays of those dtypes.
       ValueError: shapes disagree.
+
+    Example:
+      One state over keys of weight 3 with values 1, one over keys of weight 1 with values 5:
+
+      >>> import jax.numpy as jnp, jaxfp8
+      >>> def state(value, weight):
+      ...     out = jnp.full((1, 2, 128), value, jnp.bfloat16)
+      ...     return jaxfp8.AttentionState(out, jnp.log(jnp.full((2, 1), weight)))
+      >>> merged = jaxfp8.merge_states(state(1, 3.0), state(5, 1.0))
+      >>> float(merged.out[0, 0, 0]), round(float(jnp.exp(merged.lse[0, 0])), 5)
+      (2.0, 4.0)
     """
     a, b = checks.states(a, b)
     return _merge_states(a, b)

@@ -51,6 +51,12 @@ def detect_target(device: Any = None) -> Target:
 
     Raises:
       TypeError: device is not a jax.Device.
+
+    Example:
+      >>> import jax, jaxfp8
+      >>> target = jaxfp8.detect_target(jax.devices("cpu")[0])
+      >>> target.arch, target.fp8_format.name, target.speaks(jaxfp8.E4M3FN)
+      ('cpu', 'float8_e4m3fnuz', True)
     """
     if device is None:
         device = _current_device()
