@@ -34,6 +34,7 @@ SHOWN = {
     "jaxfp8.quantize.dynamic_quantize_per_head",
     "jaxfp8.quantize.per_head_amax",
     "jaxfp8.quantize.quantize_per_head",
+    "jaxfp8.scales.layer_scales.LayerScales",
     "jaxfp8.segments.attend_new_tokens",
     "jaxfp8.segments.attend_segment",
     "jaxfp8.segments.start_prefill",

@@ -33,8 +33,8 @@ def checkpoint_id(folder: str | os.PathLike[str]) -> str:
     before it.
 
     Args:
-      folder: holds one *.safetensors.index.json and the files that it names, or, without an index,
-        the *.safetensors files of the checkpoint.
+      folder: holds one `*.safetensors.index.json` and the files that it names, or, without an
+        index, the `*.safetensors` files of the checkpoint.
 
     Raises:
       ScaleArtifactError: the folder holds no such checkpoint, or files of it are missing or

@@ -16,6 +16,12 @@ class LayerScales(NamedTuple):
       q: float32 [H], descales of the queries.
       k: float32 [H], descales of the keys.
       v: float32 [H], descales of the values.
+
+    Example:
+      >>> import numpy as np, jaxfp8
+      >>> scales = jaxfp8.LayerScales(*np.full((3, 12), 0.02, np.float32))
+      >>> scales.k.shape
+      (12,)
     """
 
     q: Any
