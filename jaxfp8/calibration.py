@@ -10,7 +10,7 @@ import os
 import threading
 import types
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from jaxfp8.head_slice import HeadSlice, as_array
 from jaxfp8.scales.errors import ScaleArtifactError, listed
 from jaxfp8.scales.files import make_folder
 from jaxfp8.scales.identity import Identity
+from jaxfp8.scales.record import integer
 from jaxfp8.scales.shard import LayerAmax, RankShard
 
 _LOG = logging.getLogger(__name__)
@@ -35,13 +36,7 @@ class Calibrator:
     the host once, when the shard is made. A NaN or an infinity that was seen sticks, and the shard
     is then refused.
 
-    As a context manager it writes its shard into `directory` at the end of the block:
-
-        calibrator = Calibrator(identity, tp_rank=0, pp_rank=0, layers=names, directory=folder)
-        with calibrator:
-            warm_up(model)
-            calibrator.arm()
-            run(model, calibrator.observe)
+    As a context manager it writes its shard into `directory` at the end of the block.
 
     If the block ends with an error (or is interrupted), what was seen is written beside the shard's
     place, under a name ending in ".incomplete" that a merge leaves out, and the error goes on its
@@ -50,6 +45,25 @@ class Calibrator:
     code around the block from running.
 
     Thread-safe.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8
+      >>> identity = jaxfp8.scales.Identity(
+      ...     model="example", revision="0123abc", checkpoint_id="example", calibration_id="books",
+      ...     tp_size=1, pp_size=1, fp8_dtype="float8_e4m3fnuz", local_heads=2,
+      ...     qk_head_dim=192, v_head_dim=128, margin=1.25,
+      ... )
+      >>> q, v = jnp.ones((8, 2, 192), jnp.bfloat16), jnp.ones((8, 2, 128), jnp.bfloat16)
+      >>> calibrator = jaxfp8.Calibrator(
+      ...     identity, tp_rank=0, pp_rank=0, layers={3: "layers.3.attn"}, directory="shards"
+      ... )
+      >>> with calibrator:
+      ...     calibrator.observe(3, q, 100 * q, v)  # warm-up: checked, not recorded
+      ...     calibrator.arm()
+      ...     calibrator.observe(3, q, 2 * q, v)  # in the model, at each attention call
+      >>> artifact = jaxfp8.scales.merge_folder("shards")
+      >>> (artifact.layer(3).k * 240).tolist()  # 2, with the margin
+      [2.5, 2.5]
     """
 
     def __init__(
@@ -73,7 +87,7 @@ class Calibrator:
             cannot be written is noticed before hours of work; None where `save` is told.
 
         Raises:
-          TypeError: identity is not an Identity, or layers not a mapping.
+          TypeError: identity is not an Identity, layers not a mapping, or directory not a path.
           ValueError: a rank or layer that cannot be, or two layers of one runtime name.
           OSError: the directory cannot be made or written into.
         """
@@ -83,32 +97,36 @@ class Calibrator:
             raise TypeError(
                 f"layers: expected runtime names by layer index, got {type(layers).__name__}"
             )
-        twice = [name for name, count in Counter(layers.values()).items() if count > 1]
-        if twice:
-            raise ValueError(f"layers: expected distinct runtime names, got {twice[0]!r} twice")
         # A shard of ones has the same ranks, layers and names as the one to come: it checks them.
         ones = np.ones(identity.local_heads, np.float32)
-        RankShard(
+        checked = RankShard(
             identity=identity,
             tp_rank=tp_rank,
             pp_rank=pp_rank,
             layers={index: LayerAmax(name, ones, ones, ones) for index, name in layers.items()},
         )
+        names = {index: layer.runtime_name for index, layer in checked.layers.items()}
+        twice = [name for name, count in Counter(names.values()).items() if count > 1]
+        if twice:
+            raise ValueError(f"layers: expected distinct runtime names, got {twice[0]!r} twice")
         if directory is not None:
+            _require_path(directory)
             make_folder(directory)
             if not os.access(directory, os.W_OK | os.X_OK):
                 raise PermissionError(
                     errno.EACCES, "cannot write shards here", os.fspath(directory)
                 )
         self._identity = identity
-        self._tp_rank = tp_rank
-        self._pp_rank = pp_rank
-        self._layers = dict(sorted(layers.items()))
+        self._tp_rank = checked.tp_rank
+        self._pp_rank = checked.pp_rank
+        self._layers = names
         self._directory = directory
         self._armed = False
         self._lock = threading.Lock()
         # float32 [3, local_heads] of each layer observed: q, k, v; infinity for what is not finite.
-        self._maxima: dict[int, jax.Array] = {}
+        self._maxima: dict[int, jax.Array | np.ndarray] = {}
+        # Layers of which maxima were given, which may be negative by mistake.
+        self._given: set[int] = set()
 
     @property
     def identity(self) -> Identity:
@@ -142,10 +160,11 @@ class Calibrator:
             at, of each; what lies beyond may be anything.
 
         Raises:
-          TypeError: a traced value (observing is for eager code), or a wrong dtype.
+          TypeError: a traced value (observing is for eager code), a wrong dtype, or a layer or
+            num_tokens that is not an integer.
           ValueError: a layer that this stage does not have, or a wrong shape.
         """
-        self._require_layer(layer)
+        layer = self._require_layer(layer)
         heads = self._identity.local_heads
         dims = {"q": self._identity.qk_head_dim, "k": self._identity.qk_head_dim}
         dims["v"] = self._identity.v_head_dim
@@ -157,6 +176,7 @@ class Calibrator:
             checks.matches(name, x, shape, (None, heads, dim), "the identity")
         if num_tokens is not None:
             _require_concrete("num_tokens", num_tokens)
+            num_tokens = integer("num_tokens", num_tokens)
             if not 0 <= num_tokens <= min(x.shape[0] for x in (q, k, v)):
                 raise ValueError(
                     "num_tokens: expected a number of tokens within q, k and v, got "
@@ -172,13 +192,14 @@ class Calibrator:
         Args:
           layer: the model's 0-based layer index.
           q_amax, k_amax, v_amax: float32 [local_heads], largest magnitude of each head. They must
-            not hide a NaN or an infinity that was among the values.
+            not hide a NaN or an infinity that was among the values. A negative one, like those,
+            sticks, and the shard is refused: looking at it here would wait for the device.
 
         Raises:
-          TypeError: a traced value, or a wrong dtype.
+          TypeError: a traced value, a wrong dtype, or a layer that is not an integer.
           ValueError: a layer that this stage does not have, or a wrong shape.
         """
-        self._require_layer(layer)
+        layer = self._require_layer(layer)
         heads = self._identity.local_heads
         maxima = {"q_amax": q_amax, "k_amax": k_amax, "v_amax": v_amax}
         for name, x in maxima.items():
@@ -188,6 +209,7 @@ class Calibrator:
             checks.matches(name, x, f"[{heads}]", (heads,), "the identity")
         if self._armed:
             self._take(layer, lambda seen: _max_with_maxima(seen, q_amax, k_amax, v_amax))
+            self._given.add(layer)
 
     def shard(self) -> RankShard:
         """This rank's shard. Waits for the device.
@@ -201,13 +223,16 @@ class Calibrator:
             maxima = {layer: np.asarray(seen) for layer, seen in self._maxima.items()}
         problems = []
         if self._layers and not self._armed:
-            problems.append("arm() was not called, so nothing was recorded")
-        elif unseen := [self._name(layer) for layer in self._layers if layer not in maxima]:
-            problems.append(f"never observed: {'; '.join(unseen)}")
+            problems.append(f"arm() was not called, so nothing was recorded of {self._names()}")
+        elif unseen := [layer for layer in self._layers if layer not in maxima]:
+            problems.append(f"never observed: {self._names(unseen)}")
         for layer, seen in sorted(maxima.items()):
+            what = "NaN or infinity"
+            if layer in self._given:
+                what += " (or a negative maximum given to observe_amax)"
             for name, heads in zip("qkv", seen, strict=True):
                 for fault, found in (
-                    (f"NaN or infinity in {name}", ~np.isfinite(heads)),
+                    (f"{what} in {name}", ~np.isfinite(heads)),
                     (f"{name} is zero throughout", heads == 0),
                 ):
                     if found.any():
@@ -231,6 +256,7 @@ class Calibrator:
         Raises:
           ScaleArtifactError: as `shard`; nothing is written.
           OSError: it could not be written; what was there is unchanged.
+          TypeError: directory is not a path.
           ValueError: no directory is known.
         """
         return self.shard().save(self._require_directory(directory))
@@ -261,12 +287,17 @@ class Calibrator:
     def _name(self, layer: int) -> str:
         return f"layer {layer} ({self._layers[layer]})"
 
-    def _require_layer(self, layer: int) -> None:
+    def _names(self, layers: Iterable[int] | None = None) -> str:
+        return "; ".join(map(self._name, self._layers if layers is None else layers))
+
+    def _require_layer(self, layer: Any) -> int:
+        layer = integer("layer", layer)
         if layer not in self._layers:
             raise ValueError(
                 "layer: expected an attention layer of this stage, one of "
                 f"{listed(list(self._layers)) or 'none'}, got {layer}"
             )
+        return layer
 
     def _require_directory(
         self, directory: str | os.PathLike[str] | None
@@ -274,6 +305,7 @@ class Calibrator:
         directory = self._directory if directory is None else directory
         if directory is None:
             raise ValueError("directory: expected a folder, here or in the constructor, got None")
+        _require_path(directory)
         return directory
 
     def _take(self, layer: int, update: Callable[[Any], jax.Array]) -> None:
@@ -283,6 +315,11 @@ class Calibrator:
             # Concrete arguments inside jax.jit are traced all the same.
             _require_concrete("observe", result)
             self._maxima[layer] = result
+
+
+def _require_path(directory: Any) -> None:
+    if not isinstance(directory, str | os.PathLike):
+        raise TypeError(f"directory: expected a path, got {type(directory).__name__}")
 
 
 def _require_concrete(name: str, x: Any) -> None:

@@ -11,6 +11,7 @@ under jax.jit, where nothing is read.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,19 +40,26 @@ def is_traced(x: Any) -> bool:
 
 def array(name: str, x: Any, shape: str) -> Any:
     """x, if it is an array (or a HeadSlice) with as many dimensions as `shape` names."""
-    if not isinstance(x, (jax.Array, np.ndarray, HeadSlice)):
+    dimensions = shape.count(",") + 1
+    kinds = (jax.Array, np.ndarray, HeadSlice) if dimensions == 3 else (jax.Array, np.ndarray)
+    if not isinstance(x, kinds):
         raise TypeError(
             f"{name}: expected a JAX or NumPy array of shape {shape}, got {type(x).__name__}"
         )
     if isinstance(x, HeadSlice):
         array(f"{name}.array", x.array, shape)
+        if not all(isinstance(n, int | np.integer) for n in (x.start, x.size)):
+            raise TypeError(
+                f"{name}: expected integers for the start and size of a slice, got {x.start!r} and "
+                f"{x.size!r}"
+            )
         if not (x.start >= 0 and x.size >= 1 and x.start + x.size <= x.array.shape[2]):
             raise ValueError(
                 f"{name}: expected a slice within the {x.array.shape[2]} columns of its array, got "
                 f"start {x.start} and size {x.size}"
             )
         return x
-    if len(x.shape) != shape.count(",") + 1:
+    if len(x.shape) != dimensions:
         raise ValueError(f"{name}: expected shape {shape}, got {list(x.shape)}")
     return x
 
@@ -201,23 +209,23 @@ def softmax_scale(x: Any, qk_head_dim: int) -> float:
             "softmax_scale: expected a Python number, got a traced array; it is compiled into the "
             "kernel, so close over it or mark it static"
         )
-    try:
-        value = float(x)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"softmax_scale: expected a number or None, got {type(x).__name__}"
-        ) from None
+    value = _number("softmax_scale", x, "a number or None")
     if not 0 < value < _MAX_SOFTMAX_SCALE:
         raise ValueError(f"softmax_scale: expected a finite number > 0, got {value}")
     return value
 
 
+def _number(name: str, x: Any, expected: str) -> float:
+    """x as a float. True and "1" are what float() takes and nobody means."""
+    if not isinstance(x, bool | np.bool_ | str | bytes):
+        with contextlib.suppress(TypeError, ValueError):
+            return float(x)
+    raise TypeError(f"{name}: expected {expected}, got {type(x).__name__}")
+
+
 def margin(x: Any) -> float:
     """A finite number >= 1."""
-    try:
-        value = float(x)
-    except (TypeError, ValueError):
-        raise TypeError(f"margin: expected a number, got {type(x).__name__}") from None
+    value = _number("margin", x, "a number")
     if not (math.isfinite(value) and value >= 1):
         raise ValueError(f"margin: expected a finite number >= 1, got {value}")
     return value
@@ -244,6 +252,8 @@ def states(a: S, b: S) -> tuple[S, S]:
     for name, state in (("a", a), ("b", b)):
         if not (isinstance(state, tuple) and hasattr(state, "out") and hasattr(state, "lse")):
             raise TypeError(f"{name}: expected an AttentionState, got {type(state).__name__}")
+        if isinstance(state.out, HeadSlice):
+            raise TypeError(f"{name}.out: expected an array of shape [Tq, H, Dv], got HeadSlice")
         array(f"{name}.out", state.out, "[Tq, H, Dv]")
         array(f"{name}.lse", state.lse, "[H, Tq]")
         dtype_in(f"{name}.out", state.out, [jnp.bfloat16, np.float32])

@@ -115,7 +115,12 @@ def _devices() -> list[dict[str, Any]]:
 def _backends(arch: str) -> list[dict[str, Any]]:
     """Every backend in every precision: whether it can run on a device, and why not."""
     from jaxfp8.ops.attention.base import AttentionSpec
-    from jaxfp8.ops.attention.registry import BACKENDS, choose_backend, get_backend
+    from jaxfp8.ops.attention.registry import (
+        BACKENDS,
+        choose_backend,
+        get_backend,
+        why_by_name_only,
+    )
     from jaxfp8.targets import target_of_arch
 
     target = target_of_arch(arch)
@@ -142,6 +147,7 @@ def _backends(arch: str) -> list[dict[str, Any]]:
                     "backend": name,
                     "available": reason is None,
                     "chosen": reason is None and choose_backend(None, spec, target).name == name,
+                    "only_if_named": None if reason else why_by_name_only(name, target),
                     "reason": reason,
                 }
             )
@@ -171,5 +177,7 @@ def _as_text(report: dict[str, Any]) -> str:
             verdict = "yes" if entry["available"] else f"no: {entry['reason']}"
             if entry["chosen"]:
                 verdict = "yes, and chosen where none is named"
+            elif entry["only_if_named"]:
+                verdict = f"yes, if named: {entry['only_if_named']}"
             lines.append(f"  {entry['backend']:18}{entry['precision']:6}{verdict}")
     return "\n".join(lines)

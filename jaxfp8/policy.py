@@ -9,13 +9,14 @@ import dataclasses
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
 
 from jaxfp8.scales.artifact import ScaleArtifact
 from jaxfp8.scales.identity import Deployment
+from jaxfp8.scales.record import plain
 
 _LOG = logging.getLogger(__name__)
 # One for all policies, so that a policy itself can be copied and pickled.
@@ -50,8 +51,8 @@ class PrefillRequest:
 
     def __post_init__(self) -> None:
         for name in ("context_tokens", "num_heads", "qk_head_dim", "v_head_dim"):
-            value = getattr(self, name)
-            if not isinstance(value, int | np.integer) or value < 0:
+            value = plain(getattr(self, name))
+            if type(value) is not int or value < 0:
                 raise ValueError(f"{name}: expected an integer >= 0, got {value!r}")
 
 
@@ -80,7 +81,7 @@ class PrefillPolicy:
       enabled: whether FP8 is used at all.
       min_context: cached tokens from which on FP8 is used.
       archs: devices that it is used on.
-      dtypes: dtypes of the inputs that it is used for.
+      dtypes: dtypes of the inputs that it is used for; kept by their names.
       head_dims: pairs (qk_head_dim, v_head_dim) that it is used for.
       artifact: the static scales; None quantizes dynamically.
       deployment: the model that is served; needed with an artifact.
@@ -89,8 +90,19 @@ class PrefillPolicy:
 
     Raises:
       ScaleArtifactError: the artifact does not fit the deployment; all mismatches are listed.
-      ValueError, TypeError: a bound that makes no sense; a deployment or device that the policy
-        would never admit, or that is needed and missing.
+      ValueError, TypeError: a bound that makes no sense; an artifact, deployment or device that is
+        none, whether FP8 is on or off; a deployment or device that the policy would never admit,
+        or that is needed and missing.
+
+    Example:
+      >>> import jaxfp8
+      >>> policy = jaxfp8.PrefillPolicy(enabled=True)
+      >>> request = jaxfp8.PrefillRequest(
+      ...     context_tokens=1000, num_heads=12, qk_head_dim=192, v_head_dim=128,
+      ...     dtype="bfloat16", arch="gfx942",
+      ... )
+      >>> policy.select(request)
+      Decision(path='bf16', reason='cached context is shorter than 786432 tokens (min_context)')
     """
 
     enabled: bool = False
@@ -109,17 +121,27 @@ class PrefillPolicy:
     def __post_init__(self) -> None:
         if not isinstance(self.enabled, bool):
             raise TypeError(f"enabled: expected True or False, got {self.enabled!r}")
+        object.__setattr__(self, "min_context", plain(self.min_context))
         if type(self.min_context) is not int or self.min_context < 0:
             raise ValueError(f"min_context: expected a number of tokens, got {self.min_context!r}")
         for name in ("archs", "dtypes", "head_dims"):
             value = getattr(self, name)
-            if isinstance(value, str):
-                raise TypeError(f"{name}: expected a tuple, got the string {value!r}")
+            if isinstance(value, str) or not isinstance(value, Iterable):
+                raise TypeError(f"{name}: expected a tuple, got {value!r}")
             object.__setattr__(self, name, tuple(value))
+            if not getattr(self, name):
+                raise ValueError(f"{name}: expected at least one, got none; enabled=False is off")
+        object.__setattr__(self, "dtypes", tuple(map(_dtype_name, self.dtypes)))
+        if not all(isinstance(arch, str) for arch in self.archs):
+            raise TypeError(f"archs: expected names of devices, got {self.archs!r}")
         if not all(type(dims) is tuple and len(dims) == 2 for dims in self.head_dims):
             raise TypeError(
                 f"head_dims: expected pairs (qk_head_dim, v_head_dim), got {self.head_dims!r}"
             )
+        for name, kind in (("artifact", ScaleArtifact), ("deployment", Deployment), ("arch", str)):
+            value = getattr(self, name)
+            if not (value is None or isinstance(value, kind)):
+                raise TypeError(f"{name}: expected a {kind.__name__} or None, got {type(value)}")
         if self.enabled and self.artifact is not None:
             self._require_servable(self.artifact)
 

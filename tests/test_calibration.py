@@ -95,7 +95,7 @@ def test_nothing_is_recorded_before_arm():
     large = [100 * x for x in values(0)]
     watched.observe(3, *large)
     watched.observe_amax(3, *maxima(large))
-    with pytest.raises(ScaleArtifactError, match=r"arm\(\) was not called"):
+    with pytest.raises(ScaleArtifactError, match=r"arm\(\) was not called, .* of layer 3 \(a\)"):
         watched.shard()
     watched.arm()
     assert watched.armed
@@ -178,8 +178,9 @@ def test_maxima_that_are_not_finite_are_not_hidden():
     watched.observe_amax(3, *(np.array([1, -1, 1], np.float32) for _ in "qkv"))
     with pytest.raises(ScaleArtifactError) as caught:
         watched.shard()
-    assert "NaN or infinity in k, heads 1, 2" in str(caught.value)
-    assert "NaN or infinity in v, heads 1" in str(caught.value)
+    what = "NaN or infinity (or a negative maximum given to observe_amax)"
+    assert f"{what} in k, heads 1, 2" in str(caught.value)
+    assert f"{what} in v, heads 1" in str(caught.value)
 
 
 def test_a_head_that_is_zero_throughout():
@@ -297,6 +298,39 @@ def test_more_arguments_that_cannot_be():
         watched.observe_amax(3, rows[0], rows[1].astype(np.float64), rows[2])
 
 
+@pytest.mark.parametrize("layer", [[3], 3.0, "3", True, None, (3, 7)])
+def test_what_is_no_integer_is_no_layer(layer):
+    watched = calibrator({1: "a", 3: "b"})
+    arrays = values(0)
+    with pytest.raises(TypeError, match="layer: expected an integer, got"):
+        watched.observe(layer, *arrays)
+    with pytest.raises(TypeError, match="layer: expected an integer, got"):
+        watched.observe_amax(layer, *maxima(arrays))
+
+
+@pytest.mark.parametrize("count", ["3", 3.0, True, [3], np.float32(3), np.array(3)])
+def test_what_is_no_integer_is_no_number_of_tokens(count):
+    with pytest.raises(TypeError, match="num_tokens: expected an integer, got"):
+        calibrator({3: "a"}).observe(3, *values(0), num_tokens=count)
+
+
+def test_numpy_integers_are_integers():
+    watched = calibrator({np.int64(3): "a"}, tp_rank=np.int32(1))
+    watched.arm()
+    arrays = values(0)
+    watched.observe(np.int64(3), *arrays, num_tokens=np.int32(4))
+    np.testing.assert_array_equal(amax_of(watched.shard(), 3), maxima([x[:4] for x in arrays]))
+    watched.observe_amax(np.uint8(3), *(2 * maxima(arrays)))
+    assert watched.shard().file_name == "fp8-scales-pp00-tp01.json"
+    np.testing.assert_array_equal(amax_of(watched.shard(), 3), 2 * maxima(arrays))
+
+
+def test_slices_have_no_maxima():
+    rows = maxima(values(0))
+    with pytest.raises(TypeError, match=r"k_amax: expected a JAX .* shape \[H\], got HeadSlice"):
+        calibrator({3: "a"}).observe_amax(3, rows[0], HeadSlice(rows[1], 0, 3), rows[2])
+
+
 def test_a_constructor_that_is_refused(tmp_path):
     with pytest.raises(TypeError, match="identity: expected an Identity, got dict"):
         Calibrator({}, tp_rank=0, pp_rank=0, layers={})
@@ -304,8 +338,17 @@ def test_a_constructor_that_is_refused(tmp_path):
         calibrator(tp_rank=2)
     with pytest.raises(ValueError, match="layers: expected a layer index"):
         calibrator({-1: "a"})
-    with pytest.raises(ValueError, match="runtime_name: expected"):
-        calibrator({1: ""})
+    for name in ("", 5, ["a"]):
+        with pytest.raises(ValueError, match="runtime_name: expected"):
+            calibrator({1: name})
+    with pytest.raises(TypeError, match="layers: expected runtime names by layer index, got list"):
+        calibrator([3])
+    with pytest.raises(ValueError, match="layers: expected distinct runtime names, got 'a' twice"):
+        calibrator({1: "a", 2: "a"})
+    with pytest.raises(TypeError, match="directory: expected a path, got int"):
+        calibrator(directory=5)
+    with pytest.raises(TypeError, match="directory: expected a path, got int"):
+        calibrator({}).save(5)
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         calibrator(directory=tmp_path / "file")

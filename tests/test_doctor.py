@@ -13,7 +13,9 @@ import pytest
 import jaxfp8
 from jaxfp8 import doctor
 from jaxfp8.cli import main
-from jaxfp8.ops.attention.registry import BACKENDS
+from jaxfp8.ops.attention.base import AttentionSpec
+from jaxfp8.ops.attention.registry import BACKENDS, choose_backend
+from jaxfp8.targets import target_of_arch
 
 
 def test_report(tmp_path, capsys):
@@ -36,11 +38,45 @@ def test_report(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("arch", "chosen"),
-    [("cpu", {"xla"}), ("gfx942", {"pallas_triton"}), ("sm80", {"xla"})],
+    [
+        ("cpu", {"xla"}),
+        ("gfx942", {"pallas_triton"}),
+        ("gfx90a", {"xla"}),
+        ("gfx950", {"xla"}),
+        ("sm80", {"xla"}),
+        ("sm89", {"xla"}),
+        ("sm90", {"pallas_mosaic_gpu"}),
+        ("sm100", {"xla"}),
+    ],
 )
 def test_what_is_chosen_on_a_device(arch, chosen):
     entries = doctor._backends(arch)
     assert {entry["backend"] for entry in entries if entry["chosen"]} == chosen
+
+
+@pytest.mark.parametrize(
+    ("arch", "name", "why"),
+    [
+        ("sm89", "pallas_triton", "its numbers have not been compared on sm89"),
+        ("sm100", "pallas_triton", "its numbers have not been compared on sm100"),
+        ("sm90", "pallas_triton", "over long contexts its LSE differed from that of xla by up to"),
+        ("cpu", "interpret", "it is for tests"),
+        ("gfx942", "pallas_triton", None),
+        ("gfx942", "xla", None),
+        ("sm90", "xla", None),
+    ],
+)
+def test_what_only_a_caller_who_names_it_gets(arch, name, why):
+    found = [entry for entry in doctor._backends(arch) if entry["backend"] == name]
+    assert len(found) == 2 and all(entry["available"] for entry in found)
+    for entry in found:
+        assert (entry["only_if_named"] or "").startswith(why or "") and not (
+            why is None and entry["only_if_named"]
+        )
+    spec = AttentionSpec("bf16", None, 12, 192, 128)
+    assert choose_backend(name, spec, target_of_arch(arch)).name == name
+    report = {"versions": {}, "platform": "", "devices": [], "messages": [], "backends": found}
+    assert ("yes, if named: " in doctor._as_text(report)) == (why is not None)
 
 
 def test_a_device_without_fp8_says_so():

@@ -172,15 +172,39 @@ def test_an_artifact_that_would_never_be_used_is_refused_at_construction():
         ({"min_context": 1.5}, ValueError),
         ({"min_context": True}, ValueError),
         ({"archs": "gfx942"}, TypeError),
+        ({"archs": 5}, TypeError),
+        ({"archs": (5,)}, TypeError),
+        ({"archs": ()}, ValueError),
         ({"dtypes": "bfloat16"}, TypeError),
+        ({"dtypes": None}, TypeError),
+        ({"head_dims": 192}, TypeError),
+        ({"head_dims": (192, 128)}, TypeError),
+        ({"head_dims": []}, ValueError),
+        ({"artifact": "scales.safetensors"}, TypeError),
+        ({"deployment": {}}, TypeError),
+        ({"arch": 942}, TypeError),
     ],
 )
-def test_bounds_that_make_no_sense(changes, error):
-    with pytest.raises(error, match=f"{next(iter(changes))}: expected"):
-        PrefillPolicy(**changes)
+@pytest.mark.parametrize("enabled", [False, True])
+def test_bounds_that_make_no_sense(changes, error, enabled):
+    """Whether FP8 is on or off: a mistake is noticed before the day that it is switched on."""
+    with pytest.raises(error, match=f"^{next(iter(changes))}: expected"):
+        PrefillPolicy(**({"enabled": enabled} | changes))
 
 
-@pytest.mark.parametrize("changes", [{"context_tokens": -1}, {"num_heads": 1.5}])
+def test_bounds_from_arrays_and_dtypes():
+    policy = PrefillPolicy(True, min_context=np.int64(10), dtypes=[ml_dtypes.bfloat16])
+    assert policy == PrefillPolicy(True, min_context=10)
+    assert policy.select(request(context_tokens=np.int32(10))).path == "fp8"
+
+
+def test_policies_of_equal_artifacts_are_equal():
+    assert static_policy() == static_policy() and hash(static_policy()) == hash(static_policy())
+
+
+@pytest.mark.parametrize(
+    "changes", [{"context_tokens": -1}, {"num_heads": 1.5}, {"v_head_dim": True}]
+)
 def test_requests_that_make_no_sense(changes):
     with pytest.raises(ValueError, match=f"{next(iter(changes))}: expected an integer"):
         request(**changes)

@@ -143,10 +143,19 @@ CASES = {
     "softmax_scale a string": (
         {"softmax_scale": "auto"}, TypeError,
         "softmax_scale: expected a number or None, got str"),
+    "softmax_scale a number in a string": (
+        {"softmax_scale": "0.5"}, TypeError,
+        "softmax_scale: expected a number or None, got str"),
+    "softmax_scale True": (
+        {"softmax_scale": True}, TypeError,
+        "softmax_scale: expected a number or None, got bool"),
     "causal None": ({"causal": None}, TypeError, "causal: expected True or False, got NoneType"),
     "slice beyond its array": (
         {"v": jaxfp8.HeadSlice(V, 64, 128)}, ValueError,
         "v: expected a slice within the 128 columns of its array, got start 64 and size 128"),
+    "slice from half a column": (
+        {"v": jaxfp8.HeadSlice(V, 0.5, 64)}, TypeError,
+        "v: expected integers for the start and size of a slice, got 0.5 and 64"),
     "parts of k of different lengths": (
         {"k": jaxfp8.AssembledKey(K[:, :, :128], K[:9, 0, 128:])}, ValueError,
         "k.rope: expected shape [20, Dr] to match k.nope, got [9, 64]"),
@@ -275,8 +284,12 @@ def test_quantizers():
         jaxfp8.dynamic_quantize_per_head(x, "e4m3")
     with pytest.raises(ValueError, match=r"^margin: expected a finite number >= 1, got 0.5"):
         jaxfp8.descale_from_amax(SCALE, FNUZ, margin=0.5)
+    with pytest.raises(TypeError, match=r"^margin: expected a number, got str"):
+        jaxfp8.descale_from_amax(SCALE, FNUZ, margin="1.5")
     with pytest.raises(ValueError, match=r"^amax: expected shape \[H\], got \[3, 1\]"):
         jaxfp8.descale_from_amax(SCALE[:, None], FNUZ)
+    with pytest.raises(TypeError, match=r"^amax: expected a JAX or NumPy array .* got HeadSlice"):
+        jaxfp8.descale_from_amax(jaxfp8.HeadSlice(SCALE, 0, 3), FNUZ)
 
 
 def test_merge_states():
@@ -287,6 +300,10 @@ def test_merge_states():
         jaxfp8.merge_states(a._replace(lse=a.lse.T), a)
     with pytest.raises(ValueError, match=r"^b.out: expected shape \[10, 3, 128\] to match a.out"):
         jaxfp8.merge_states(a, jaxfp8.AttentionState(a.out[:9], a.lse[:, :9]))
+    for field in ("out", "lse"):
+        sliced = a._replace(**{field: jaxfp8.HeadSlice(a.out, 0, 64)})
+        with pytest.raises(TypeError, match=rf"^b.{field}: expected .*, got HeadSlice"):
+            jaxfp8.merge_states(a, sliced)
     with pytest.raises(TypeError, match=r"^b.lse: expected dtype float32, got float16"):
         jaxfp8.merge_states(a, a._replace(lse=a.lse.astype(jnp.float16)))
 

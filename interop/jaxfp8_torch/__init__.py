@@ -24,7 +24,11 @@ from jaxfp8_torch.quantize import (  # noqa: E402
     per_head_amax,
     quantize_per_head,
 )
-from jaxfp8_torch.runtime import compilation_count, use_compilation_cache  # noqa: E402
+from jaxfp8_torch.runtime import (  # noqa: E402
+    compilation_count,
+    jax_is_running,
+    use_compilation_cache,
+)
 from jaxfp8_torch.scales import ScaleArtifact  # noqa: E402
 from jaxfp8_torch.segments import (  # noqa: E402
     PrefillState,
@@ -54,6 +58,7 @@ __all__ = [
     "dynamic_quantize_per_head",
     "from_torch",
     "get_buckets",
+    "jax_is_running",
     "merge_states",
     "per_head_amax",
     "prefill_attention",

@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+from collections.abc import Iterable
 
 import torch
+
+from jaxfp8.scales.record import integer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,7 @@ class Buckets:
       sequences: of the sequences of a batch, ascending.
 
     Raises:
+      TypeError: a set that is none, or has a size that is not an integer.
       ValueError: a set that is empty, does not ascend, or has a size below 1.
     """
 
@@ -38,7 +42,10 @@ class Buckets:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            sizes = tuple(getattr(self, field.name))
+            value = getattr(self, field.name)
+            if isinstance(value, str) or not isinstance(value, Iterable):
+                raise TypeError(f"{field.name}: expected sizes, got {value!r}")
+            sizes = tuple(integer(field.name, size) for size in value)
             object.__setattr__(self, field.name, sizes)
             if not sizes or sizes[0] < 1 or list(sizes) != sorted(set(sizes)):
                 raise ValueError(f"{field.name}: expected ascending sizes >= 1, got {sizes}")

@@ -8,11 +8,13 @@ import os
 import threading
 import types
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 import jaxfp8
 from jaxfp8.scales import Identity, RankShard
+from jaxfp8.scales.record import integer
 from jaxfp8_torch.states import check_tensor
 
 
@@ -44,9 +46,8 @@ class Calibrator:
             layers=layers,
             directory=directory,
         )
-        self._shards.maxima = self._maxima
-        self._shards.maxima_lock = self._lock
-        self._layers = dict(layers)
+        self._shards.on_device = self._maxima
+        self._shards.on_device_lock = self._lock
 
     @property
     def identity(self) -> Identity:
@@ -82,10 +83,10 @@ class Calibrator:
             look at, of each.
 
         Raises:
-          TypeError: not a tensor, or a wrong dtype.
+          TypeError: not a tensor, a wrong dtype, or a layer or num_tokens that is not an integer.
           ValueError: a layer that this stage does not have, or a wrong shape.
         """
-        self._require_layer(layer)
+        layer = self._shards.layer_index(layer)
         identity = self.identity
         dims = (identity.qk_head_dim, identity.qk_head_dim, identity.v_head_dim)
         for name, dim, x in zip("qkv", dims, (q, k, v), strict=True):
@@ -101,7 +102,7 @@ class Calibrator:
                     f"identity, got {list(x.shape)}"
                 )
         rows = min(x.shape[0] for x in (q, k, v))
-        if num_tokens is not None and not 0 <= num_tokens <= rows:
+        if num_tokens is not None and not 0 <= integer("num_tokens", num_tokens) <= rows:
             raise ValueError(
                 "num_tokens: expected a number of tokens within q, k and v, got "
                 f"{num_tokens} for {q.shape[0]}, {k.shape[0]} and {v.shape[0]}"
@@ -116,13 +117,14 @@ class Calibrator:
     ) -> None:
         """Takes maxima into account that the caller has already, float32 [local_heads] each.
 
-        They must not hide a NaN or an infinity that was among the values.
+        They must not hide a NaN or an infinity that was among the values. A negative one, like
+        those, sticks, and the shard is refused.
 
         Raises:
-          TypeError: not a tensor, or a wrong dtype.
+          TypeError: not a tensor, a wrong dtype, or a layer that is not an integer.
           ValueError: a layer that this stage does not have, or a wrong shape.
         """
-        self._require_layer(layer)
+        layer = self._shards.layer_index(layer)
         heads = self.identity.local_heads
         for name, x in (("q_amax", q_amax), ("k_amax", k_amax), ("v_amax", v_amax)):
             check_tensor(name, x)
@@ -139,6 +141,7 @@ class Calibrator:
                 maxima = torch.stack([q_amax, k_amax, v_amax])
                 # A negative maximum is somebody's mistake: it is made to stick, as a NaN is.
                 self._take(layer, torch.where(maxima >= 0, maxima, torch.inf))
+            self._shards.note_given(layer)
 
     def shard(self) -> RankShard:
         """This rank's shard. Waits for the device.
@@ -168,13 +171,6 @@ class Calibrator:
     ) -> None:
         self._shards.__exit__(kind, error, traceback)
 
-    def _require_layer(self, layer: int) -> None:
-        if layer not in self._layers:
-            raise ValueError(
-                "layer: expected an attention layer of this stage, one of "
-                f"{', '.join(map(str, self._layers)) or 'none'}, got {layer}"
-            )
-
     def _take(self, layer: int, maxima: torch.Tensor) -> None:
         stream = None if maxima.device.type == "cpu" else torch.accelerator.current_stream()
         with self._lock:
@@ -188,18 +184,27 @@ class Calibrator:
 
 
 class _Shards(jaxfp8.Calibrator):
-    """The calibrator of jaxfp8, given the maxima when a shard is wanted."""
+    """The calibrator of jaxfp8, which takes the maxima from torch when a shard is wanted."""
 
-    maxima: dict[int, tuple[torch.Tensor, torch.Stream | None]]
-    maxima_lock: threading.Lock
+    on_device: dict[int, tuple[torch.Tensor, torch.Stream | None]]
+    on_device_lock: threading.Lock
+
+    def layer_index(self, layer: Any) -> int:
+        """layer as an int, if it is an attention layer of this stage."""
+        return self._require_layer(layer)
+
+    def note_given(self, layer: int) -> None:
+        """To be called for a layer whose maxima the caller gave."""
+        self._given.add(layer)
 
     def shard(self) -> RankShard:
-        with self.maxima_lock:
-            maxima = dict(self.maxima)
-        for layer, (seen, stream) in maxima.items():
+        with self.on_device_lock:
+            on_device = dict(self.on_device)
+        for layer, (seen, stream) in on_device.items():
             if stream is not None:
                 stream.synchronize()
-            self.observe_amax(layer, *seen.cpu().numpy())
+            with self._lock:
+                self._maxima[layer] = seen.cpu().numpy()
         return super().shard()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from jaxfp8 import Fp8Format, LayerScales
@@ -65,13 +66,14 @@ def prefill_attention(
     ):  # fmt: skip
         check_tensor(name, x)
     check_precision(precision)
+    check_backend(backend)
     check_lse_layout(lse_layout)
     descales = check_scales(scales, precision)
-    if not isinstance(causal, bool):
+    if not isinstance(causal, (bool, np.bool_)):
         raise TypeError(f"causal: expected True or False, got {type(causal).__name__}")
     return AttentionState(
         *torch.ops.jaxfp8.prefill_attention(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, *descales, causal,
+            q, k, v, cu_seqlens_q, cu_seqlens_k, *descales, bool(causal),
             check_softmax_scale(softmax_scale), precision, format_name(fmt), backend, lse_layout,
         )
     )  # fmt: skip
@@ -81,6 +83,12 @@ def check_precision(x: Any) -> None:
     """ValueError unless x is a precision."""
     if x not in ("fp8", "bf16"):
         raise ValueError(f"precision: expected 'fp8' or 'bf16', got {x!r}")
+
+
+def check_backend(x: Any) -> None:
+    """TypeError unless x is a backend's name, known or not, or None."""
+    if not (x is None or isinstance(x, str)):
+        raise TypeError(f"backend: expected a name or None, got {type(x).__name__}")
 
 
 def check_scales(scales: Any, precision: str) -> tuple[torch.Tensor | None, ...]:
@@ -100,7 +108,7 @@ def check_softmax_scale(x: Any) -> float | None:
     """x as a float that can scale scores, or None."""
     if x is None:
         return None
-    if isinstance(x, torch.Tensor) or not isinstance(x, (int, float)):
+    if isinstance(x, bool) or not isinstance(x, (int, float, np.integer, np.floating)):
         raise TypeError(f"softmax_scale: expected a number or None, got {type(x).__name__}")
     if not (math.isfinite(x) and x > 0):
         raise ValueError(f"softmax_scale: expected a finite number > 0, got {x}")

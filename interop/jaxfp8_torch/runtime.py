@@ -22,8 +22,7 @@ def share_the_gpu() -> None:
     A setting of the user's own stands. If JAX is running already and has reserved the memory,
     that is said once, as a RuntimeWarning: it cannot be undone.
     """
-    running = _jax_is_running()
-    if not running:
+    if not jax_is_running():
         os.environ.setdefault(_PREALLOCATE, "false")
         return
     import jax
@@ -38,7 +37,10 @@ def share_the_gpu() -> None:
         )
 
 
-def _jax_is_running() -> bool:
+def jax_is_running() -> bool:
+    """Whether JAX has started its backends in this process: until then its settings can be changed,
+    and the process can be forked. Asking starts nothing, and imports JAX no more than it was.
+    """
     if "jax" not in sys.modules:
         return False
     import jax

@@ -12,6 +12,7 @@ import torch
 from jaxfp8 import LayerScales
 from jaxfp8 import scales as _scales
 from jaxfp8.scales import Deployment
+from jaxfp8.scales.record import integer
 
 
 class ScaleArtifact:
@@ -67,8 +68,11 @@ class ScaleArtifact:
           tp_rank: the rank whose local_heads heads are wanted; None gives all heads of the model.
 
         Raises:
+          TypeError: an argument is not an integer.
           ValueError: there is no such layer or rank.
         """
+        index = integer("index", index)
+        tp_rank = None if tp_rank is None else integer("tp_rank", tp_rank)
         key = (index, tp_rank)
         with self._lock:
             if key not in self._layers:

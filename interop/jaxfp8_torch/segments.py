@@ -23,6 +23,7 @@ from jaxfp8 import Fp8Format
 from jaxfp8_torch import ops  # noqa: F401  (registers torch.ops.jaxfp8)
 from jaxfp8_torch.prefill import (
     Precision,
+    check_backend,
     check_precision,
     check_softmax_scale,
     format_name,
@@ -93,6 +94,7 @@ def start_prefill(
     check_tensor("q", q)
     check_tensor("cu_seqlens_q", cu_seqlens_q)
     check_precision(precision)
+    check_backend(backend)
     check_lse_layout(lse_layout)
     if q_descale is not None:
         check_tensor("q_descale", q_descale)

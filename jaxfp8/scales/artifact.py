@@ -20,6 +20,7 @@ from jaxfp8.scales.errors import ScaleArtifactError, listed, shown
 from jaxfp8.scales.files import read_regular_file, write_atomically
 from jaxfp8.scales.identity import Deployment, Identity, values_of
 from jaxfp8.scales.layer_scales import LayerScales
+from jaxfp8.scales.record import Record, integer, plain
 
 _KINDS = {"1": ("descale",), "2": ("descale", "amax")}
 """The tensors that a layer has in each schema, for each of q, k and v."""
@@ -33,6 +34,7 @@ _REQUIRED = {
         "created_by",
     ),
 }
+_SCHEMA_1_MAX = 240.0
 _OPTIONAL = ("calibration_tp_size", "calibration_pp_size")
 # Descales follow from maxima by a multiplication and a division in float32, in whatever order the
 # writer chose: a few units in the last place, and nothing that would matter.
@@ -40,7 +42,7 @@ _DESCALE_RTOL = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class ScaleArtifact:
+class ScaleArtifact(Record):
     """The calibrated descales of every attention layer of a model.
 
     One that exists is sound: the constructor and the readers refuse anything else. Whether it
@@ -59,7 +61,31 @@ class ScaleArtifact:
         has been retargeted since; else None.
 
     Raises:
+      TypeError: identity is not an Identity, or layers or runtime_names not a sequence.
       ValueError: values that do not fit each other.
+
+    Example:
+      >>> import dataclasses
+      >>> from jaxfp8.scales import Identity, LayerAmax, RankShard, ScaleArtifact, merge_shards
+      >>> identity = Identity(
+      ...     model="example", revision="0123abc", checkpoint_id="example", calibration_id="books",
+      ...     tp_size=1, pp_size=1, fp8_dtype="float8_e4m3fnuz", local_heads=2,
+      ...     qk_head_dim=192, v_head_dim=128, margin=1.0,
+      ... )
+      >>> amax = LayerAmax("layers.3.attn", q=[240, 120], k=[60, 30], v=[15, 7.5])
+      >>> shard = RankShard(identity=identity, tp_rank=0, pp_rank=0, layers={3: amax})
+      >>> artifact = merge_shards([shard])
+      >>> artifact.save("scales.safetensors")
+      >>> ScaleArtifact.load("scales.safetensors", artifact.deployment).layer(3).k.tolist()
+      [0.25, 0.125]
+
+      For a model that it does not fit, it is refused:
+
+      >>> served = dataclasses.replace(artifact.deployment, tp_size=2, layers=(3, 7))
+      >>> ScaleArtifact.load("scales.safetensors", served)
+      Traceback (most recent call last):
+      jaxfp8.scales.errors.ScaleArtifactError: 'scales.safetensors': 2 problems: tp_size: expected 2,
+      got 1; layers: no scales for 7, which the deployment has
     """
 
     identity: Identity
@@ -72,6 +98,14 @@ class ScaleArtifact:
     calibration_pp_size: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.identity, Identity):
+            raise TypeError(f"identity: expected an Identity, got {type(self.identity).__name__}")
+        for name in ("layers", "runtime_names"):
+            value = getattr(self, name)
+            if isinstance(value, Sequence) and not isinstance(value, str):
+                object.__setattr__(self, name, tuple(map(plain, value)))
+            elif name == "layers" or value is not None:
+                raise TypeError(f"{name}: expected a tuple, got {type(value).__name__}")
         problems = fields.problems_in(
             {"layers": self.layers}
             | {
@@ -100,6 +134,7 @@ class ScaleArtifact:
             problems += _runtime_name_problems(self.runtime_names, self.layers)
         if self.schema == "2" and self.created_by is None:
             problems.append("created_by: expected the name of the program that made it")
+        problems += _maximum_problems(self.schema, self.fmt)
         if problems:
             raise ValueError("; ".join(problems))
 
@@ -154,14 +189,17 @@ class ScaleArtifact:
             for a caller whose arrays are global.
 
         Raises:
+          TypeError: an argument is not an integer.
           ValueError: there is no such layer or rank.
         """
+        index = integer("index", index)
         if index not in self.layers:
             raise ValueError(
                 f"index: expected a calibrated layer, one of {listed(self.layers)}, got {index}"
             )
         rows = self.descale[self.layers.index(index)]
         if tp_rank is not None:
+            tp_rank = integer("tp_rank", tp_rank)
             size, heads = self.identity.tp_size, self.identity.local_heads
             if not 0 <= tp_rank < size:
                 raise ValueError(f"tp_rank: expected 0 to {size - 1}, got {tp_rank}")
@@ -169,7 +207,13 @@ class ScaleArtifact:
         return LayerScales(*rows)
 
     def mismatches(self, deployment: Deployment) -> list[str]:
-        """One line for each way in which it does not fit a deployment; empty if it fits."""
+        """One line for each way in which it does not fit a deployment; empty if it fits.
+
+        Raises:
+          TypeError: deployment is not a Deployment.
+        """
+        if not isinstance(deployment, Deployment):
+            raise TypeError(f"deployment: expected a Deployment, got {type(deployment).__name__}")
         return self.differences(values_of(deployment))
 
     def differences(self, expected: Mapping[str, object]) -> list[str]:
@@ -182,6 +226,7 @@ class ScaleArtifact:
 
         Raises:
           ScaleArtifactError: it does not fit; all mismatches are listed.
+          TypeError: deployment is not a Deployment.
         """
         if problems := self.mismatches(deployment):
             raise ScaleArtifactError("artifact", problems)
@@ -350,11 +395,23 @@ def _read_metadata(metadata: Mapping[str, str], schema: str, problems: list[str]
             else:
                 values[name] = value
     fmt = FORMATS.get(values.get("fp8_dtype", ""))
+    if fmt:
+        problems += _maximum_problems(schema, fmt)
     if fmt and "fp8_max" in metadata and metadata["fp8_max"] not in (f"{fmt.max:g}", str(fmt.max)):
         problems.append(
             f"fp8_max: expected {fmt.max:g}, the maximum of {fmt}, got {shown(metadata['fp8_max'])}"
         )
     return values
+
+
+def _maximum_problems(schema: str, fmt: Fp8Format) -> list[str]:
+    """Schema 1 does not say the maximum that its descales are for: it is always the same."""
+    if schema != "1" or fmt.max == _SCHEMA_1_MAX:
+        return []
+    return [
+        f"fp8_dtype: expected a format of maximum {_SCHEMA_1_MAX:g}, which schema 1 is for, got "
+        f"{fmt} of maximum {fmt.max:g}"
+    ]
 
 
 def _count_problems(values: Mapping[str, Any]) -> list[str]:

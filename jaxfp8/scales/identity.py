@@ -8,6 +8,7 @@ import dataclasses
 
 from jaxfp8.formats import FORMATS, Fp8Format
 from jaxfp8.scales.fields import BF16_LATENT_CACHE, problems_in
+from jaxfp8.scales.record import plain
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,7 @@ class Deployment:
 
     def __post_init__(self) -> None:
         try:
-            object.__setattr__(self, "layers", tuple(sorted(self.layers)))
+            object.__setattr__(self, "layers", tuple(sorted(map(plain, self.layers))))
         except TypeError:
             raise TypeError(
                 f"layers: expected layer indices, got {type(self.layers).__name__}"
@@ -98,6 +99,8 @@ def values_of(record: Identity | Deployment) -> dict[str, object]:
 
 
 def _require_valid(record: Identity | Deployment) -> None:
+    for name, value in values_of(record).items():
+        object.__setattr__(record, name, plain(value))
     problems = problems_in(values_of(record))
     if problems:
         raise ValueError("; ".join(problems))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 
 from jaxfp8.scales.artifact import ScaleArtifact
+from jaxfp8.scales.record import plain
 
 
 def retarget(artifact: ScaleArtifact, *, tp_size: int, pp_size: int | None = None) -> ScaleArtifact:
@@ -24,6 +25,7 @@ def retarget(artifact: ScaleArtifact, *, tp_size: int, pp_size: int | None = Non
       ValueError: tp_size does not divide the heads, or a size is not a count.
     """
     old = artifact.identity
+    tp_size = plain(tp_size)
     if type(tp_size) is not int or tp_size < 1 or artifact.num_heads % tp_size:
         raise ValueError(
             f"tp_size: expected a divisor of the {artifact.num_heads} heads of the model, got "

@@ -19,6 +19,7 @@ from jaxfp8.scales.errors import ScaleArtifactError, listed, shown
 from jaxfp8.scales.fields import CHECKS, not_layer_index, problems_in
 from jaxfp8.scales.files import make_folder, read_regular_file, write_atomically
 from jaxfp8.scales.identity import Identity, values_of
+from jaxfp8.scales.record import Record, plain
 from jaxfp8.scales.safetensors_file import parse_json
 
 MAX_SHARD_BYTES = 64 << 20
@@ -27,7 +28,7 @@ _IDENTITY_FIELDS = tuple(field.name for field in dataclasses.fields(Identity))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LayerAmax:
+class LayerAmax(Record):
     """The largest absolute values that one rank saw in one attention layer.
 
     Attributes:
@@ -75,7 +76,7 @@ class LayerAmax:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class RankShard:
+class RankShard(Record):
     """What one rank saw in a calibration.
 
     Attributes:
@@ -86,6 +87,7 @@ class RankShard:
         empty for a stage that has none.
 
     Raises:
+      TypeError: identity is not an Identity, or layers not a mapping to LayerAmax.
       ValueError: values that do not fit each other; all of them are named.
     """
 
@@ -95,13 +97,25 @@ class RankShard:
     layers: Mapping[int, LayerAmax]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.identity, Identity):
+            raise TypeError(f"identity: expected an Identity, got {type(self.identity).__name__}")
+        if not isinstance(self.layers, Mapping):
+            raise TypeError(
+                f"layers: expected LayerAmax by layer index, got {type(self.layers).__name__}"
+            )
         problems = []
         for name, size in (("tp_rank", self.identity.tp_size), ("pp_rank", self.identity.pp_size)):
-            rank = getattr(self, name)
+            rank = plain(getattr(self, name))
+            object.__setattr__(self, name, rank)
             if type(rank) is not int or not 0 <= rank < size:
                 problems.append(f"{name}: expected an integer from 0 to {size - 1}, got {rank!r}")
         heads = self.identity.local_heads
-        for index, layer in self.layers.items():
+        layers = {plain(index): layer for index, layer in self.layers.items()}
+        for index, layer in layers.items():
+            if not isinstance(layer, LayerAmax):
+                raise TypeError(
+                    f"layers: expected a LayerAmax for layer {index}, got {type(layer).__name__}"
+                )
             if expected := not_layer_index(index):
                 problems.append(f"layers: expected {expected}, got {shown(index)}")
             if len(layer.q) != heads:
@@ -111,7 +125,7 @@ class RankShard:
                 )
         if problems:
             raise ValueError("; ".join(problems))
-        ordered = dict(sorted(self.layers.items()))
+        ordered = dict(sorted(layers.items()))
         object.__setattr__(self, "layers", types.MappingProxyType(ordered))
 
     @property

@@ -335,8 +335,18 @@ REFUSED = {
         TypeError,
         "softmax_scale: expected a number or None, got Tensor",
     ),
+    "scale True": (
+        {"softmax_scale": lambda _: True},
+        TypeError,
+        "softmax_scale: expected a number or None, got bool",
+    ),
     "format": ({"fmt": lambda _: "e4m3"}, TypeError, "fmt: expected jaxfp8.E4M3FNUZ or"),
     "backend": ({"backend": lambda _: "cuda"}, ValueError, "backend: expected None or one of xla"),
+    "no backend's name": (
+        {"backend": lambda _: ["xla"]},
+        TypeError,
+        "backend: expected a name or None, got list",
+    ),
     "unsupported": (
         {"backend": lambda _: "pallas_triton"},
         NotImplementedError,
@@ -427,6 +437,11 @@ REFUSED_IN_A_PASS = {
         lambda q, k, v, cu: started(v_head_dim=1.5),
         TypeError,
         "v_head_dim: expected an integer, got float",
+    ),
+    "no backend's name": (
+        lambda q, k, v, cu: started(backend=5),
+        TypeError,
+        "backend: expected a name or None, got int",
     ),
     "no v_head_dim": (
         lambda q, k, v, cu: started(v_head_dim=0),

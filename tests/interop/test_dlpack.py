@@ -160,6 +160,21 @@ def test_gradients_are_fine_where_none_are_recorded():
 
 def test_the_checks_come_in_their_order():
     """Of two faults the earlier one is named."""
+    meta_and_dtype = torch.empty(4, dtype=torch.int64, device="meta")
+    with pytest.raises(TypeError, match="got a meta tensor"):
+        from_torch("x", meta_and_dtype)
+    elsewhere = torch.device("cuda", 3)
+    with pytest.raises(TypeError, match="dtype"):
+        dlpack.check("x", torch.arange(4), elsewhere)
+    with pytest.raises(ValueError, match="x: expected a tensor on cuda:3, as the others, got cpu"):
+        dlpack.check("x", torch.ones(4, requires_grad=True), elsewhere)
+    gradient_and_negated = torch.ones(4, dtype=torch.complex64, requires_grad=True).conj().imag
+    with pytest.raises(NotImplementedError, match="gradient"):
+        from_torch("x", gradient_and_negated)
+    negated_and_layout = complex_negated()
+    assert not negated_and_layout.is_contiguous()
+    with pytest.raises(ValueError, match="negated"):
+        from_torch("x", negated_and_layout)
     wrong_dtype_and_gradient = torch.ones(4, dtype=torch.float64, requires_grad=True)
     with pytest.raises(TypeError, match="dtype"):
         from_torch("x", wrong_dtype_and_gradient)

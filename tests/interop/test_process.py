@@ -60,6 +60,18 @@ def test_jax_that_has_reserved_the_gpu_is_said_once():
     assert result.stderr.count("RuntimeWarning: JAX was started before jaxfp8_torch") == 1
 
 
+def test_whether_jax_runs_can_be_asked():
+    """And asking starts nothing, nor changes a setting."""
+    result = run_python(
+        "import jaxfp8_torch, jax\n"
+        "print(jaxfp8_torch.jax_is_running(), jaxfp8_torch.jax_is_running())\n"
+        "jax.config.update('jax_num_cpu_devices', 2)\n"
+        "print(jaxfp8_torch.jax_is_running())\n"
+        "print(len(jax.devices()), jaxfp8_torch.jax_is_running())\n"
+    )
+    assert result.stdout == "False False\nFalse\n2 True\n"
+
+
 def test_import_starts_no_backend():
     run_python(
         "import jaxfp8_torch; [getattr(jaxfp8_torch, name) for name in jaxfp8_torch.__all__]",

@@ -128,6 +128,11 @@ def test_an_artifact_that_does_not_fit_is_refused(tmp_path):
         jaxfp8_torch.ScaleArtifact("scales.safetensors")
     with pytest.raises(ValueError, match="tp_rank"):
         jaxfp8_torch.ScaleArtifact(artifact).layer(3, tp_rank=5)
+    for index in (3.0, [3], "3", True):
+        with pytest.raises(TypeError, match="index: expected an integer, got"):
+            jaxfp8_torch.ScaleArtifact(artifact).layer(index)
+    with pytest.raises(TypeError, match="tp_rank: expected an integer, got float"):
+        jaxfp8_torch.ScaleArtifact(artifact).layer(3, tp_rank=0.0)
 
 
 @on_each_device
@@ -163,7 +168,7 @@ def test_maxima_that_the_caller_has():
         other.observe_amax(layer, *maxima)
     assert merge_shards([made.shard()]).to_bytes() == merge_shards([other.shard()]).to_bytes()
     made.observe_amax(3, *(-torch.ones(3) for _ in range(3)))
-    with pytest.raises(ScaleArtifactError, match="NaN or infinity"):
+    with pytest.raises(ScaleArtifactError, match="or a negative maximum given to observe_amax"):
         made.shard()
 
 
@@ -193,6 +198,7 @@ def test_nothing_is_recorded_before_arming():
 
 REFUSED = {
     "layer": (lambda q, k, v: (5, q, k, v), ValueError, "layer: expected .* one of 3, 7, got 5"),
+    "no layer": (lambda q, k, v: ([3], q, k, v), TypeError, "layer: expected an integer, got list"),
     "array": (lambda q, k, v: (3, q.numpy(force=True), k, v), TypeError, "q: expected a torch"),
     "dtype": (lambda q, k, v: (3, q.half(), k, v), TypeError, "q: expected dtype bfloat16 or"),
     "heads": (lambda q, k, v: (3, q, k[:, :2], v), ValueError, r"k: expected shape \[T, 3, 192\]"),
@@ -212,6 +218,11 @@ def test_refused(case):
 def test_more_tokens_than_there_are():
     with pytest.raises(ValueError, match="num_tokens: expected a number of tokens within"):
         calibrator(jaxfp8_torch).observe(3, *tensors(observations()[0][1], "cpu"), num_tokens=21)
+    for count in ("3", True, 3.0):
+        with pytest.raises(TypeError, match="num_tokens: expected an integer, got"):
+            calibrator(jaxfp8_torch).observe(
+                3, *tensors(observations()[0][1], "cpu"), num_tokens=count
+            )
 
 
 @on_each_device

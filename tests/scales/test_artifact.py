@@ -383,6 +383,15 @@ def test_a_format_that_the_descales_do_not_have(data):
     assert "do not follow from the maxima" in str(refused(changed))
 
 
+def test_schema_1_is_for_one_maximum(data):
+    """It does not say which: an artifact of another format must be of schema 2."""
+    wrong = edit_metadata(builders.schema_1(data), fp8_dtype="float8_e4m3fn")
+    message = "fp8_dtype: expected a format of maximum 240, which schema 1 is for, got float8_e4m"
+    assert any(problem.startswith(message) for problem in refused(wrong))
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(builders.artifact(fp8_dtype="float8_e4m3fn"), amax=None)
+
+
 def test_errors_travel_between_processes():
     error = ScaleArtifactError("file", ["one", "two"])
     copy = pickle.loads(pickle.dumps(error))

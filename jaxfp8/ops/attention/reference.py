@@ -176,9 +176,10 @@ def _attend(
         old_out = lax.dynamic_slice_in_dim(state.out, start, bq, axis=0)
         old_lse = lax.dynamic_slice_in_dim(state.lse, start, bq, axis=1)
         out = jnp.where(own[:, None, None], out.transpose(1, 0, 2).astype(old_out.dtype), old_out)
+        lse = jnp.where(own[None], lse, old_lse)
         return AttentionState(
             lax.dynamic_update_slice_in_dim(state.out, out, start, axis=0),
-            lax.dynamic_update_slice_in_dim(state.lse, jnp.where(own, lse, old_lse), start, axis=1),
+            lax.dynamic_update_slice_in_dim(state.lse, lse, start, axis=1),
         )
 
     empty = AttentionState(
@@ -218,9 +219,9 @@ def _softmax_over_keys(
         start = jnp.minimum(key_start + j * bk, tk - bk)
         key = start - key_start + jnp.arange(bk, dtype=jnp.int32)
         valid = (key >= j * bk) & (key < len_k)
-        seen = valid & (key < visible[:, None])
+        seen = valid[None] & (key[None] < visible[:, None])
         scores = _matmul("hqd,hkd->hqk", q, _rows(context.k, start, bk))
-        scores = jnp.where(seen, scores, -jnp.inf)
+        scores = jnp.where(seen[None], scores, -jnp.inf)
         new_max = jnp.maximum(carry.max, jnp.max(scores, axis=-1))
         # A row that has seen no key yet has max -inf; any finite stand-in makes its terms 0.
         reference = jnp.where(new_max == -jnp.inf, 0.0, new_max)
@@ -231,7 +232,7 @@ def _softmax_over_keys(
         total = carry.sum * rescale + jnp.sum(p, axis=-1)
         if spec.fmt is not None:
             p = p.astype(spec.fmt.dtype).astype(jnp.float32)
-        v = jnp.where(valid[:, None], _rows(context.v, start, bk), 0.0)
+        v = jnp.where(valid[None, :, None], _rows(context.v, start, bk), 0.0)
         weighted = lax.cond(
             jnp.all(jnp.isfinite(v)), _weighted_sum, _weighted_sum_of_seen, p, v, seen
         )

@@ -40,7 +40,7 @@ def descale_from_amax(amax: jax.Array, fmt: Fp8Format, margin: float = 1.0) -> j
 
 def quantize_per_head(x: jax.Array, descale: jax.Array, fmt: Fp8Format) -> jax.Array:
     """fp8 [T, H, D]: x / descale in float32, clipped to +-fmt.max, rounded to nearest even."""
-    scaled = divide(x.astype(jnp.float32), descale[:, None])
+    scaled = divide(x.astype(jnp.float32), descale[None, :, None])
     return jnp.clip(scaled, -fmt.max, fmt.max).astype(fmt.dtype)
 
 
