@@ -84,8 +84,8 @@ class ScaleArtifact(Record):
       >>> served = dataclasses.replace(artifact.deployment, tp_size=2, layers=(3, 7))
       >>> ScaleArtifact.load("scales.safetensors", served)
       Traceback (most recent call last):
-      jaxfp8.scales.errors.ScaleArtifactError: 'scales.safetensors': 2 problems: tp_size: expected 2,
-      got 1; layers: no scales for 7, which the deployment has
+      jaxfp8.scales.errors.ScaleArtifactError: 'scales.safetensors': 2 problems: tp_size: expected
+      2, got 1; layers: no scales for 7, which the deployment has
     """
 
     identity: Identity
