@@ -6,6 +6,7 @@ Pytrees of arrays and pure functions, to be copied into a model or used as they 
 does not import this package.
 """
 
+from jaxfp8.models.batch import PrefillBatch as PrefillBatch
 from jaxfp8.models.config import KIMI_K3 as KIMI_K3
 from jaxfp8.models.config import KIMI_K3_MLA_LAYERS as KIMI_K3_MLA_LAYERS
 from jaxfp8.models.config import SMALL as SMALL
@@ -16,6 +17,11 @@ from jaxfp8.models.mla import latents as latents
 from jaxfp8.models.mla import queries as queries
 from jaxfp8.models.mla import rms_norm as rms_norm
 from jaxfp8.models.mla import up_project as up_project
+from jaxfp8.models.prefill import PrefilledLayer as PrefilledLayer
+from jaxfp8.models.prefill import attend_context as attend_context
+from jaxfp8.models.prefill import empty_cache as empty_cache
+from jaxfp8.models.prefill import prefill_layer as prefill_layer
+from jaxfp8.models.prefill import segment_bytes as segment_bytes
 from jaxfp8.models.weights import MlaWeights as MlaWeights
 from jaxfp8.models.weights import random_weights as random_weights
 from jaxfp8.models.weights import rank_weights as rank_weights

@@ -1,0 +1,50 @@
+# SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Layers, checkpoints and batches that the tests of jaxfp8.models share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from jaxfp8.models import SMALL, MlaConfig, MlaWeights, random_weights
+
+TINY = dataclasses.replace(SMALL, hidden_size=96, num_heads=4, q_lora_rank=48, kv_lora_rank=64)
+"""Real head dims, so that the FP8 path is that of the model; all else as small as it gets."""
+
+
+def tiny_weights(seed: int = 0, config: MlaConfig = TINY) -> MlaWeights:
+    return random_weights(config, jax.random.key(seed))
+
+
+def checkpoint_tensors(weights: MlaWeights) -> dict[str, np.ndarray]:
+    """The weights as a Hugging Face checkpoint has them: names without prefix, [out, in]."""
+    w = {name: np.asarray(x) for name, x in weights._asdict().items() if x is not None}
+    tensors = {
+        "q_a_proj": w["q_a_proj"],
+        "q_a_layernorm": w["q_a_layernorm"],
+        "q_b_proj": w["q_b_proj"].reshape(-1, w["q_b_proj"].shape[2]),
+        "kv_a_proj_with_mqa": w["kv_a_proj"],
+        "kv_a_layernorm": w["kv_a_layernorm"],
+        "kv_b_proj": w["kv_b_proj"].reshape(-1, w["kv_b_proj"].shape[2]),
+        "o_proj": w["o_proj"].reshape(w["o_proj"].shape[0], -1),
+    }
+    if "g_proj" in w:
+        tensors["g_proj"] = w["g_proj"].reshape(-1, w["g_proj"].shape[2])
+    return tensors
+
+
+def hidden_states(
+    rng: np.random.Generator, lengths: Sequence[int], config: MlaConfig = TINY
+) -> list[np.ndarray]:
+    """bfloat16 [T, hidden_size] of each sequence, of unit variance with a few large channels."""
+    scale = np.ones(config.hidden_size)
+    scale[rng.integers(config.hidden_size, size=3)] = 4
+    return [
+        (rng.standard_normal((length, config.hidden_size)) * scale).astype(ml_dtypes.bfloat16)
+        for length in lengths
+    ]
