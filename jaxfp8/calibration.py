@@ -19,10 +19,10 @@ import numpy as np
 
 from jaxfp8 import checks
 from jaxfp8.head_slice import HeadSlice, as_array
+from jaxfp8.scales.arguments import integer, require, require_path
 from jaxfp8.scales.errors import ScaleArtifactError, listed
 from jaxfp8.scales.files import make_folder
 from jaxfp8.scales.identity import Identity
-from jaxfp8.scales.record import integer
 from jaxfp8.scales.shard import LayerAmax, RankShard
 
 _LOG = logging.getLogger(__name__)
@@ -91,12 +91,8 @@ class Calibrator:
           ValueError: a rank or layer that cannot be, or two layers of one runtime name.
           OSError: the directory cannot be made or written into.
         """
-        if not isinstance(identity, Identity):
-            raise TypeError(f"identity: expected an Identity, got {type(identity).__name__}")
-        if not isinstance(layers, Mapping):
-            raise TypeError(
-                f"layers: expected runtime names by layer index, got {type(layers).__name__}"
-            )
+        require("identity", identity, Identity, "an Identity")
+        require("layers", layers, Mapping, "runtime names by layer index")
         # A shard of ones has the same ranks, layers and names as the one to come: it checks them.
         ones = np.ones(identity.local_heads, np.float32)
         checked = RankShard(
@@ -110,7 +106,7 @@ class Calibrator:
         if twice:
             raise ValueError(f"layers: expected distinct runtime names, got {twice[0]!r} twice")
         if directory is not None:
-            _require_path(directory)
+            require_path("directory", directory)
             make_folder(directory)
             if not os.access(directory, os.W_OK | os.X_OK):
                 raise PermissionError(
@@ -305,7 +301,7 @@ class Calibrator:
         directory = self._directory if directory is None else directory
         if directory is None:
             raise ValueError("directory: expected a folder, here or in the constructor, got None")
-        _require_path(directory)
+        require_path("directory", directory)
         return directory
 
     def _take(self, layer: int, update: Callable[[Any], jax.Array]) -> None:
@@ -315,11 +311,6 @@ class Calibrator:
             # Concrete arguments inside jax.jit are traced all the same.
             _require_concrete("observe", result)
             self._maxima[layer] = result
-
-
-def _require_path(directory: Any) -> None:
-    if not isinstance(directory, str | os.PathLike):
-        raise TypeError(f"directory: expected a path, got {type(directory).__name__}")
 
 
 def _require_concrete(name: str, x: Any) -> None:

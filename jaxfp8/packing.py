@@ -94,7 +94,7 @@ def target_of(x: Any) -> Target:
 
 def spec_of(precision: Any, fmt: Any, target: Target) -> AttentionSpec:
     """The spec of a request, its dims still to be filled in."""
-    if precision not in get_args(Precision):
+    if not (isinstance(precision, str) and precision in get_args(Precision)):
         raise ValueError(f"precision: expected 'fp8' or 'bf16', got {precision!r}")
     if fmt is not None:
         checks.fp8_format(fmt)

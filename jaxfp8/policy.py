@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jaxfp8.scales.arguments import plain, require
 from jaxfp8.scales.artifact import ScaleArtifact
 from jaxfp8.scales.identity import Deployment
-from jaxfp8.scales.record import plain
 
 _LOG = logging.getLogger(__name__)
 # One for all policies, so that a policy itself can be copied and pickled.
@@ -216,7 +216,12 @@ class PrefillPolicy:
             return dict(self._counts)
 
     def select(self, request: PrefillRequest) -> Decision:
-        """The path of one request. Never fails; a reason is logged when it first occurs."""
+        """The path of one request. Never fails; a reason is logged when it first occurs.
+
+        Raises:
+          TypeError: request is not a PrefillRequest.
+        """
+        require("request", request, PrefillRequest, "a PrefillRequest")
         refusal = self._refusal(request)
         if refusal is not None:
             decision = Decision("bf16", refusal)

@@ -228,6 +228,8 @@ def test_parts_that_do_not_fit_each_other():
         jaxfp8.attend(query, jaxfp8.quantize_context(K, V, CU_K, fmt=FN), causal=True)
     with pytest.raises(ValueError, match=r"^context: expected backend xla to match query, got int"):
         jaxfp8.attend(query, jaxfp8.quantize_context(K, V, CU_K, backend="interpret"), causal=True)
+    with pytest.raises(TypeError, match=r"^backend: expected a name or None, got list"):
+        jaxfp8.attend(query, context, causal=True, backend=["xla"])
     with pytest.raises(ValueError, match=r"^backend: query and context are in the layout of 'xla'"):
         jaxfp8.attend(query, context, causal=True, backend="interpret")
     with pytest.raises(ValueError, match=r"^context: expected cu_seqlens shape"):

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 import torch
 
-from jaxfp8.scales.record import integer
+from jaxfp8.scales.arguments import integer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

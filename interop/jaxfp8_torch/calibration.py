@@ -14,7 +14,7 @@ import torch
 
 import jaxfp8
 from jaxfp8.scales import Identity, RankShard
-from jaxfp8.scales.record import integer
+from jaxfp8.scales.arguments import integer
 from jaxfp8_torch.states import check_tensor
 
 

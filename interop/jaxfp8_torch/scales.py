@@ -12,7 +12,7 @@ import torch
 from jaxfp8 import LayerScales
 from jaxfp8 import scales as _scales
 from jaxfp8.scales import Deployment
-from jaxfp8.scales.record import integer
+from jaxfp8.scales.arguments import integer
 
 
 class ScaleArtifact:

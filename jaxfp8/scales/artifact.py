@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from jaxfp8.formats import FORMATS, MIN_DESCALE, Fp8Format
 from jaxfp8.scales import fields, safetensors_file
+from jaxfp8.scales.arguments import integer, plain, require
 from jaxfp8.scales.errors import ScaleArtifactError, listed, shown
 from jaxfp8.scales.files import read_regular_file, write_atomically
 from jaxfp8.scales.identity import Deployment, Identity, values_of
 from jaxfp8.scales.layer_scales import LayerScales
-from jaxfp8.scales.record import Record, integer, plain
+from jaxfp8.scales.record import Record
 
 _KINDS = {"1": ("descale",), "2": ("descale", "amax")}
 """The tensors that a layer has in each schema, for each of q, k and v."""
@@ -61,7 +62,8 @@ class ScaleArtifact(Record):
         has been retargeted since; else None.
 
     Raises:
-      TypeError: identity is not an Identity, or layers or runtime_names not a sequence.
+      TypeError: identity is not an Identity, layers or runtime_names not a sequence, or descale or
+        amax not numbers.
       ValueError: values that do not fit each other.
 
     Example:
@@ -98,8 +100,7 @@ class ScaleArtifact(Record):
     calibration_pp_size: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.identity, Identity):
-            raise TypeError(f"identity: expected an Identity, got {type(self.identity).__name__}")
+        require("identity", self.identity, Identity, "an Identity")
         for name in ("layers", "runtime_names"):
             value = getattr(self, name)
             if isinstance(value, Sequence) and not isinstance(value, str):
@@ -119,9 +120,12 @@ class ScaleArtifact(Record):
         shape = (len(self.layers), 3, self.num_heads)
         for name in ("descale", "amax"):
             array = getattr(self, name)
-            if array is None:
+            if array is None and name == "amax":
                 continue
-            array = np.array(array, np.float32)
+            try:
+                array = np.array(array, np.float32)
+            except (TypeError, ValueError):
+                raise TypeError(f"{name}: expected numbers, got {type(array).__name__}") from None
             array.flags.writeable = False
             object.__setattr__(self, name, array)
             if array.shape != shape:
@@ -212,8 +216,7 @@ class ScaleArtifact(Record):
         Raises:
           TypeError: deployment is not a Deployment.
         """
-        if not isinstance(deployment, Deployment):
-            raise TypeError(f"deployment: expected a Deployment, got {type(deployment).__name__}")
+        require("deployment", deployment, Deployment, "a Deployment")
         return self.differences(values_of(deployment))
 
     def differences(self, expected: Mapping[str, object]) -> list[str]:
@@ -274,7 +277,8 @@ class ScaleArtifact(Record):
         expected: Mapping[str, object] | None = None,
     ) -> ScaleArtifact:
         """Parses the bytes of an artifact's file: as `read`, with `source` to name it in errors."""
-        return _parse(data, source, expected or {})
+        require("data", data, bytes, "bytes")
+        return _parse(data, source, {} if expected is None else expected)
 
     def to_bytes(self) -> bytes:
         """The bytes of its file: equal artifacts give equal bytes."""
@@ -334,6 +338,7 @@ def descale_from_amax(
 
 def _require_deployment_fields(expected: Mapping[str, object]) -> None:
     """A misspelt field would otherwise be compared with nothing."""
+    require("expected", expected, Mapping, "values by field of Deployment")
     names = {field.name for field in dataclasses.fields(Deployment)}
     if unknown := [name for name in expected if name not in names]:
         raise ValueError(f"expected: expected fields of Deployment, got {listed(unknown)}")

@@ -10,6 +10,7 @@ import os
 import stat
 from pathlib import Path
 
+from jaxfp8.scales.arguments import require_path
 from jaxfp8.scales.errors import ScaleArtifactError, shown
 from jaxfp8.scales.fields import REVISION
 from jaxfp8.scales.files import read_regular_file
@@ -39,7 +40,9 @@ def checkpoint_id(folder: str | os.PathLike[str]) -> str:
     Raises:
       ScaleArtifactError: the folder holds no such checkpoint, or files of it are missing or
         malformed; all of them are listed.
+      TypeError: folder is not a path.
     """
+    require_path("folder", folder)
     root = Path(folder)
     try:
         names = sorted(os.listdir(root))
@@ -78,7 +81,9 @@ def snapshot_revision(path: str | os.PathLike[str]) -> str:
 
     Raises:
       ValueError: there is no such part, or what follows "snapshots" is not a commit.
+      TypeError: path is not a path.
     """
+    require_path("path", path)
     for candidate in (os.path.abspath(path), os.path.realpath(path)):
         parts = Path(candidate).parts
         following = [b for a, b in itertools.pairwise(parts) if a == "snapshots"]

@@ -8,6 +8,7 @@ import dataclasses
 
 import numpy as np
 
+from jaxfp8.scales.arguments import require
 from jaxfp8.scales.artifact import ScaleArtifact
 from jaxfp8.scales.errors import shown
 from jaxfp8.scales.identity import values_of
@@ -63,8 +64,11 @@ def diff(a: ScaleArtifact, b: ScaleArtifact) -> ArtifactDifference:
     """Compares two artifacts of models with the same number of heads.
 
     Raises:
+      TypeError: they are not ScaleArtifacts.
       ValueError: their numbers of heads differ, so that no head is the other's.
     """
+    require("a", a, ScaleArtifact, "a ScaleArtifact")
+    require("b", b, ScaleArtifact, "a ScaleArtifact")
     if a.num_heads != b.num_heads:
         raise ValueError(f"heads: expected as many in both, got {a.num_heads} and {b.num_heads}")
     values_a, values_b = values_of(a.identity), values_of(b.identity)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from jaxfp8.formats import Fp8Format
 from jaxfp8.scales import safetensors_file
+from jaxfp8.scales.arguments import require
 from jaxfp8.scales.artifact import ScaleArtifact
 from jaxfp8.scales.files import write_atomically
 
@@ -52,9 +53,14 @@ def export_tensors(
       float32 tensors by name, and metadata that states the convention.
 
     Raises:
+      TypeError: an argument is of another kind.
       ValueError: the artifact has no runtime names and no template is given, or the template
         gives two layers one name.
     """
+    require("artifact", artifact, ScaleArtifact, "a ScaleArtifact")
+    require("convention", convention, (Fp8Format, type(None)), "an Fp8Format or None")
+    require("per_tensor", per_tensor, bool, "True or False")
+    require("name_template", name_template, (str, type(None)), "a string or None")
     target = convention or artifact.fmt
     factor = np.float32(convention_factor(artifact.fmt, target))
     tensors = {}
@@ -89,7 +95,7 @@ def export(
     """Writes what `export_tensors` makes, atomically and durably.
 
     Raises:
-      ValueError: as export_tensors.
+      TypeError, ValueError: as export_tensors.
       OSError: it could not be written; what was there is unchanged.
     """
     tensors, metadata = export_tensors(

@@ -15,6 +15,7 @@ import os
 import secrets
 import stat
 
+from jaxfp8.scales.arguments import require_path
 from jaxfp8.scales.errors import ScaleArtifactError
 
 
@@ -26,7 +27,9 @@ def read_regular_file(path: str | os.PathLike[str], max_bytes: int) -> bytes:
 
     Raises:
       ScaleArtifactError: the file cannot be read, with the reason.
+      TypeError: path is not a path.
     """
+    require_path("path", path)
     try:
         _require_regular(os.stat(path), path)
         # O_NONBLOCK: should a pipe take the file's place meanwhile, the open must not hang.

@@ -7,8 +7,8 @@ from __future__ import annotations
 import dataclasses
 
 from jaxfp8.formats import FORMATS, Fp8Format
+from jaxfp8.scales.arguments import plain
 from jaxfp8.scales.fields import BF16_LATENT_CACHE, problems_in
-from jaxfp8.scales.record import plain
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class Deployment:
     def __post_init__(self) -> None:
         try:
             object.__setattr__(self, "layers", tuple(sorted(map(plain, self.layers))))
-        except TypeError:
+        except (TypeError, ValueError):
             raise TypeError(
                 f"layers: expected layer indices, got {type(self.layers).__name__}"
             ) from None

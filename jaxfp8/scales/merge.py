@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from jaxfp8 import __version__
+from jaxfp8.scales.arguments import require, require_path
 from jaxfp8.scales.artifact import ScaleArtifact, descale_from_amax
 from jaxfp8.scales.errors import ScaleArtifactError, listed, shown
 from jaxfp8.scales.identity import values_of
@@ -23,7 +24,9 @@ def merge_folder(folder: str | os.PathLike[str]) -> ScaleArtifact:
     Raises:
       ScaleArtifactError: the folder cannot be read, a shard is malformed, or the shards do not
         make an artifact; all problems are listed.
+      TypeError: folder is not a path.
     """
+    require_path("folder", folder)
     try:
         names = sorted(name for name in os.listdir(folder) if ranks_in_name(name))
     except (OSError, ValueError) as error:
@@ -46,7 +49,12 @@ def merge_shards(shards: Iterable[RankShard]) -> ScaleArtifact:
 
     Raises:
       ScaleArtifactError: they do not make an artifact; all problems are listed.
+      TypeError: they are not RankShards.
     """
+    require("shards", shards, Iterable, "RankShards")
+    shards = list(shards)
+    for shard in shards:
+        require("shards", shard, RankShard, "RankShards")
     return _merge({f"shard {i}": shard for i, shard in enumerate(shards)}, "shards")
 
 

@@ -36,22 +36,6 @@ class Record:
         return functools.partial(type(self), **values), ()
 
 
-def plain(value: Any) -> Any:
-    """value, a NumPy number made Python's: sizes and indices often come out of arrays."""
-    return value.item() if isinstance(value, np.integer | np.floating) else value
-
-
-def integer(name: str, value: object) -> int:
-    """value as an int.
-
-    Raises:
-      TypeError: it is no integer, neither Python's nor NumPy's.
-    """
-    if isinstance(value, int | np.integer) and not isinstance(value, bool):
-        return int(value)
-    raise TypeError(f"{name}: expected an integer, got {type(value).__name__}")
-
-
 def _values(record: object) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(cast(Any, record))]
     return {name: getattr(record, name) for name in names}

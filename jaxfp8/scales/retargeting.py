@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from jaxfp8.scales.arguments import plain, require
 from jaxfp8.scales.artifact import ScaleArtifact
-from jaxfp8.scales.record import plain
 
 
 def retarget(artifact: ScaleArtifact, *, tp_size: int, pp_size: int | None = None) -> ScaleArtifact:
@@ -22,8 +22,10 @@ def retarget(artifact: ScaleArtifact, *, tp_size: int, pp_size: int | None = Non
       pp_size: the number of pipeline stages to serve with; None keeps it.
 
     Raises:
+      TypeError: artifact is not a ScaleArtifact.
       ValueError: tp_size does not divide the heads, or a size is not a count.
     """
+    require("artifact", artifact, ScaleArtifact, "a ScaleArtifact")
     old = artifact.identity
     tp_size = plain(tp_size)
     if type(tp_size) is not int or tp_size < 1 or artifact.num_heads % tp_size:

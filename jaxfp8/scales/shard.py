@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from jaxfp8.scales.arguments import plain, require
 from jaxfp8.scales.errors import ScaleArtifactError, listed, shown
 from jaxfp8.scales.fields import CHECKS, not_layer_index, problems_in
 from jaxfp8.scales.files import make_folder, read_regular_file, write_atomically
 from jaxfp8.scales.identity import Identity, values_of
-from jaxfp8.scales.record import Record, plain
+from jaxfp8.scales.record import Record
 from jaxfp8.scales.safetensors_file import parse_json
 
 MAX_SHARD_BYTES = 64 << 20
@@ -61,7 +62,7 @@ class LayerAmax(Record):
                 continue
             array.flags.writeable = False
             object.__setattr__(self, name, array)
-            if array.ndim != 1 or len(array) != len(self.q):
+            if array.ndim != 1 or array.shape != np.shape(self.q):
                 problems.append(
                     f"{name}_amax: expected one float a head, as many as q_amax, got shape "
                     f"{list(array.shape)}"
@@ -97,12 +98,8 @@ class RankShard(Record):
     layers: Mapping[int, LayerAmax]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.identity, Identity):
-            raise TypeError(f"identity: expected an Identity, got {type(self.identity).__name__}")
-        if not isinstance(self.layers, Mapping):
-            raise TypeError(
-                f"layers: expected LayerAmax by layer index, got {type(self.layers).__name__}"
-            )
+        require("identity", self.identity, Identity, "an Identity")
+        require("layers", self.layers, Mapping, "LayerAmax by layer index")
         problems = []
         for name, size in (("tp_rank", self.identity.tp_size), ("pp_rank", self.identity.pp_size)):
             rank = plain(getattr(self, name))
@@ -112,10 +109,7 @@ class RankShard(Record):
         heads = self.identity.local_heads
         layers = {plain(index): layer for index, layer in self.layers.items()}
         for index, layer in layers.items():
-            if not isinstance(layer, LayerAmax):
-                raise TypeError(
-                    f"layers: expected a LayerAmax for layer {index}, got {type(layer).__name__}"
-                )
+            require("layers", layer, LayerAmax, f"a LayerAmax for layer {index}")
             if expected := not_layer_index(index):
                 problems.append(f"layers: expected {expected}, got {shown(index)}")
             if len(layer.q) != heads:
@@ -199,7 +193,9 @@ class RankShard(Record):
 
         Raises:
           ScaleArtifactError: it is malformed; all problems are listed.
+          TypeError: text is neither a string nor bytes.
         """
+        require("text", text, (str, bytes), "a string or bytes")
         try:
             document = parse_json(text.encode() if isinstance(text, str) else text)
         except ValueError as error:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import types
 import weakref
 
 import jax
@@ -145,6 +146,23 @@ def test_a_device_that_jax_does_not_know_is_refused():
 def test_a_gpu_that_jax_does_not_have_is_refused():
     with pytest.raises(ValueError, match="JAX has no gpu"):
         dlpack.jax_device(torch.device("cuda", 0))
+
+
+def test_a_gpu_is_found_by_its_index_among_the_visible_ones(monkeypatch):
+    """As CUDA_VISIBLE_DEVICES leaves them: JAX's ids may be others."""
+    visible = [types.SimpleNamespace(id=10 + n, local_hardware_id=n) for n in (1, 0)]
+    monkeypatch.setattr(jax, "local_devices", lambda backend: visible)
+    find = dlpack._jax_device.__wrapped__
+    assert [find("cuda", index).id for index in (0, 1, None)] == [10, 11, 10]
+    with pytest.raises(ValueError, match="JAX sees 2 cuda devices, and none of index 2"):
+        find("cuda", 2)
+
+
+def test_a_graph_that_is_being_captured(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    dlpack.check_not_capturing(torch.device("cpu"))
+    with pytest.raises(NotImplementedError, match="cannot be captured in a CUDA or HIP graph"):
+        dlpack.check_not_capturing(torch.device("cuda", 0))
 
 
 def test_gradients_are_fine_where_none_are_recorded():

@@ -10,7 +10,18 @@ import pickle
 import numpy as np
 import pytest
 
-from jaxfp8.scales import LayerAmax, ScaleArtifact, merge_shards, retarget
+from jaxfp8.scales import (
+    LayerAmax,
+    RankShard,
+    ScaleArtifact,
+    checkpoint_id,
+    diff,
+    export_tensors,
+    merge_folder,
+    merge_shards,
+    retarget,
+    snapshot_revision,
+)
 from tests.scales import builders
 from tests.scales.builders import LAYERS
 
@@ -134,3 +145,35 @@ def test_only_a_deployment_is_compared():
     for call in (builders.artifact().check, builders.artifact().mismatches):
         with pytest.raises(TypeError, match="deployment: expected a Deployment, got dict"):
             call({})
+
+
+ARTIFACT = builders.artifact()
+WRONG_KINDS = {
+    "expected": lambda x: ScaleArtifact.from_bytes(ARTIFACT.to_bytes(), expected=x),
+    "data": ScaleArtifact.from_bytes,
+    "text": RankShard.from_json,
+    "descale": lambda x: dataclasses.replace(ARTIFACT, descale=x),
+    "amax": lambda x: dataclasses.replace(ARTIFACT, amax=x),
+    "artifact": lambda x: retarget(x, tp_size=1),
+    "artifact of an export": export_tensors,
+    "convention": lambda x: export_tensors(ARTIFACT, convention=x),
+    "per_tensor": lambda x: export_tensors(ARTIFACT, per_tensor=x),
+    "name_template": lambda x: export_tensors(ARTIFACT, name_template=x),
+    "a": lambda x: diff(x, ARTIFACT),
+    "b": lambda x: diff(ARTIFACT, x),
+    "shards": merge_shards,
+    "shards in a list": lambda x: merge_shards([x]),
+    "layers": lambda x: dataclasses.replace(ARTIFACT.deployment, layers=x),
+    "path": ScaleArtifact.read,
+    "path of a shard": RankShard.read,
+    "path of a snapshot": snapshot_revision,
+    "folder": merge_folder,
+    "folder of a checkpoint": checkpoint_id,
+}
+
+
+@pytest.mark.parametrize("argument", WRONG_KINDS)
+def test_a_wrong_kind_is_named(argument):
+    """5 is also an open file, a size, and true."""
+    with pytest.raises(TypeError, match=f"^{argument.split()[0]}: expected .*, got (int|object)"):
+        WRONG_KINDS[argument](object() if argument in ("descale", "amax") else 5)

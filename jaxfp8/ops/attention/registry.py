@@ -11,7 +11,6 @@ is what `jaxfp8 doctor` says of it.
 
 from __future__ import annotations
 
-import functools
 import importlib
 
 from jaxfp8.ops.attention.base import AttentionBackend, AttentionSpec
@@ -36,13 +35,15 @@ _PREFERENCE = {
 BACKENDS = tuple(_MODULES)
 
 
-@functools.cache
 def get_backend(name: str) -> AttentionBackend:
     """The backend of a name.
 
     Raises:
+      TypeError: the name is not a string.
       ValueError: there is no backend of that name.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"backend: expected a name or None, got {type(name).__name__}")
     if name not in _MODULES:
         raise ValueError(f"backend: expected None or one of {', '.join(BACKENDS)}; got {name!r}")
     backend: AttentionBackend = importlib.import_module(_MODULES[name]).BACKEND
@@ -73,8 +74,6 @@ def choose_backend(name: str | None, spec: AttentionSpec, target: Target) -> Att
       NotImplementedError: the named backend cannot serve the request, or none can.
     """
     if name is not None:
-        if not isinstance(name, str):
-            raise TypeError(f"backend: expected a name or None, got {type(name).__name__}")
         backend = get_backend(name)
         reason = backend.unsupported(spec, target)
         if reason is not None:
