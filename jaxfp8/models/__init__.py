@@ -7,6 +7,9 @@ does not import this package.
 """
 
 from jaxfp8.models.batch import PrefillBatch as PrefillBatch
+from jaxfp8.models.calibration import calibrate_layer as calibrate_layer
+from jaxfp8.models.checkpoint import CheckpointError as CheckpointError
+from jaxfp8.models.checkpoint import load_layers as load_layers
 from jaxfp8.models.config import KIMI_K3 as KIMI_K3
 from jaxfp8.models.config import KIMI_K3_MLA_LAYERS as KIMI_K3_MLA_LAYERS
 from jaxfp8.models.config import SMALL as SMALL
@@ -17,6 +20,9 @@ from jaxfp8.models.mla import latents as latents
 from jaxfp8.models.mla import queries as queries
 from jaxfp8.models.mla import rms_norm as rms_norm
 from jaxfp8.models.mla import up_project as up_project
+from jaxfp8.models.plan import PrefillPlan as PrefillPlan
+from jaxfp8.models.plan import deployment as deployment
+from jaxfp8.models.plan import plan_prefill as plan_prefill
 from jaxfp8.models.prefill import PrefilledLayer as PrefilledLayer
 from jaxfp8.models.prefill import attend_context as attend_context
 from jaxfp8.models.prefill import empty_cache as empty_cache

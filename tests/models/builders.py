@@ -5,11 +5,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import jax
 import ml_dtypes
 import numpy as np
+from safetensors.numpy import save_file
 
 from jaxfp8.models import SMALL, MlaConfig, MlaWeights, random_weights
 
@@ -48,3 +51,26 @@ def hidden_states(
         (rng.standard_normal((length, config.hidden_size)) * scale).astype(ml_dtypes.bfloat16)
         for length in lengths
     ]
+
+
+def named_tensors(layer: int, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors by their full names."""
+    prefix = f"model.layers.{layer}.self_attn"
+    return {f"{prefix}.{name}.weight": x for name, x in tensors.items()}
+
+
+def save_checkpoint(folder: Path, layers: Mapping[int, MlaWeights], files: int = 1) -> None:
+    """A Hugging Face checkpoint of some layers, in several files with an index, or in one."""
+    tensors: dict[str, np.ndarray] = {}
+    for layer, weights in layers.items():
+        tensors |= named_tensors(layer, checkpoint_tensors(weights))
+    if files == 1:
+        save_file(tensors, folder / "model.safetensors")
+        return
+    names = [f"model-{i + 1:05d}-of-{files:05d}.safetensors" for i in range(files)]
+    weight_map = {name: names[i % files] for i, name in enumerate(tensors)}
+    for file in names:
+        held = {name: tensors[name] for name, its in weight_map.items() if its == file}
+        save_file(held, folder / file)
+    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
