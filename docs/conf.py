@@ -1,0 +1,45 @@
+# SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Sphinx: the documents of this folder and the API reference from docstrings (`make docs`)."""
+
+import importlib.util
+from typing import Any
+
+import jaxfp8
+
+project = "jaxfp8"
+author = "The jaxfp8 Authors"
+copyright = "2026, The jaxfp8 Authors"
+version = release = jaxfp8.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
+myst_heading_anchors = 3
+
+# `name` in a docstring is code.
+default_role = "code"
+autodoc_member_order = "bysource"
+# Where torch is not installed, the reference of jaxfp8_torch is made without it.
+autodoc_mock_imports = [] if importlib.util.find_spec("torch") else ["torch"]
+# A dataclass documents its attributes in its docstring: they are not to be listed again.
+napoleon_use_ivar = True
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+
+html_theme = "alabaster"
+html_theme_options = {
+    "description": "FP8 attention prefill for AMD gfx942 in JAX Pallas",
+    "fixed_sidebar": True,
+    "page_width": "1080px",
+}
+html_copy_source = False
+
+
+def _keep_bars(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """In docstrings |x| is a magnitude, not a substitution of reStructuredText."""
+    lines[:] = [line.replace("|", r"\|") for line in lines]
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", _keep_bars)
