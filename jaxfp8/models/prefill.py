@@ -236,10 +236,11 @@ def _prefill_layer(
 def _check_weights(config: MlaConfig, weights: MlaWeights) -> None:
     if not isinstance(weights, MlaWeights):
         raise TypeError(f"weights: expected an MlaWeights, got {type(weights).__name__}")
+    expected, other = ("an array", "None") if config.output_gate else ("None", "an array")
     if (weights.g_proj is not None) != config.output_gate:
         raise ValueError(
-            f"weights.g_proj: expected {'an array' if config.output_gate else 'None'} with "
-            f"config.output_gate={config.output_gate}"
+            f"weights.g_proj: expected {expected} with config.output_gate={config.output_gate}, "
+            f"got {other}"
         )
     for name, shape in weight_shapes(config, weights.num_heads).items():
         weight = checks.array(f"weights.{name}", getattr(weights, name), str(list(shape)))

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -122,3 +124,27 @@ def test_fp8_dynamic():
     # The new tokens were not: sequence 1 has no context.
     error = relative_error(result.out[13:33], case.whole[1].out)
     assert error < oracle.LAYER_ERROR["bf16"]
+
+
+def test_other_lengths_compile_nothing_and_the_cache_is_donated():
+    def run_donating(lengths: list[list[int]]) -> None:
+        case = make_case(*lengths, seed=3)
+        cache = jnp.asarray(case.cache)
+        result = run(case._replace(cache=cache))
+        assert cache.is_deleted()
+        assert_pass(case, result, "bf16")
+
+    compiled = []
+
+    def on_event(event: str, seconds: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(seconds)
+
+    run_donating([[1, 0, 0, 0], [1, 2, 3, 4], [0, 0, 0, 0]])
+    jax.monitoring.register_event_duration_secs_listener(on_event)
+    try:
+        for lengths in BATCHES.values():
+            run_donating(lengths)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(on_event)
+    assert compiled == []
