@@ -15,13 +15,14 @@ comma := ,
 install = $(VENV)/bin/pip install --disable-pip-version-check -c $(VENV)/constraints.txt -e
 installed = $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint docs clean
 .NOTPARALLEL:
 
 help:
 	@echo 'make demo    install, then prefill a long text in BF16 and FP8 and compare (about 2 minutes)'
 	@echo 'make test    install, then run the tests (pytest, 2 processes)'
 	@echo 'make lint    ruff and mypy'
+	@echo 'make docs    the documentation with the API reference, into build/docs/index.html'
 	@echo 'make clean   remove the environments and everything built'
 	@echo
 	@echo 'Each installs what it needs into $(VENV). Variables:'
@@ -41,6 +42,9 @@ lint: $(VENV)/.installed-lint
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
+
+docs: $(VENV)/.installed-docs
+	$(VENV)/bin/sphinx-build -W --keep-going -q -b html docs build/docs
 
 clean:
 	rm -rf .venv* build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
