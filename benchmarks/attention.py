@@ -1,265 +1,248 @@
 # SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Attention and packing on a GPU, with what others offer for the same shapes beside it.
+"""Attention, with what others offer for the same shapes beside it.
 
     python benchmarks/attention.py
-    python benchmarks/attention.py --cases=mid,4k --backends=pallas_triton --sustained=0
+    python benchmarks/attention.py --cases=mid --mixes=single,ragged --include_quantization
+    python benchmarks/attention.py --tokens_q=16384 --tokens_k=16384 --causal --peers=torch-cudnn
+    python benchmarks/attention.py --cases=mid --sustained=500
 
-Every implementation of a case runs in bursts that take turns; a time is the median over the rounds
-of the seconds per launch of a burst, which has as many launches as --burst_ms needs, so that what
-starts a burst does not count. With --sustained, each also runs that many launches back to
-back, at the power limit. Peers (PyTorch's scaled_dot_product_attention with cuDNN or flash
-attention, JAX's with cuDNN) run in BF16; one that does not serve a shape is listed with its reason.
-Attention includes everything that a call does on the device; its inputs are packed before, except
-in `quantized`.
+Every backend of the library that can run here takes part, in FP8 and in BF16, and every peer that
+is installed (PyTorch's scaled_dot_product_attention, JAX's dot_product_attention), in BF16. They
+take turns, in bursts of launches. A peer that does not serve a shape is listed with its reason.
+
+What is timed is all that a call does on the device. The library's inputs are packed before, as in a
+prefill pass, where the queries are packed once; with --include_quantization there is a second row,
+from BF16 inputs to the output, with static and with dynamic scales. With --sustained each also runs
+so many launches back to back, at the power limit.
+
+Of every implementation a sample of rows and heads is compared with float64 attention of the BF16
+inputs.
 """
 
 from __future__ import annotations
 
-import os
-
-# PyTorch wants memory beside JAX.
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-
-import dataclasses
 import functools
-import json
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import flags
+from common import backends, bursts, ceilings, inputs, peers, reference
+from common.inputs import Batch, Tensors, pick
+from common.program import REFCHECK, Recorder, choose, one_line, run, start_device
+from common.result import Ceiling
+from common.timing import Subject, Timing, burst
 
 import jaxfp8
 from jaxfp8 import packing
+from jaxfp8.cli import CommandError
 
-_QK_HEAD_DIM, _V_HEAD_DIM = 192, 128
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """Sequences of one shape of work."""
-
-    lengths_q: tuple[int, ...]
-    lengths_k: tuple[int, ...]
-    causal: bool
-    what: str = "attention"  # "quantized": from BF16 inputs with static scales; "pack": K and V
-
-
-def _mixed(total: int, seed: int) -> tuple[int, ...]:
-    """Sixteen lengths between a quarter and twice their mean, summing to `total`."""
-    shares = np.random.default_rng(seed).uniform(0.25, 2.0, 16)
-    lengths = np.floor(shares / shares.sum() * total).astype(int)
-    lengths[-1] += total - lengths.sum()
-    return tuple(int(x) for x in lengths)
-
-
+# New tokens, keys, causal. The published cases of this kernel's kin.
 _CASES = {
-    "mid": Case((4096,), (65536,), False),
-    "mid-causal": Case((4096,), (65536,), True),
-    "16k": Case((16384,), (16384,), True),
-    "4k": Case((4096,), (4096,), True),
-    "varlen": Case(_mixed(4096, 0), _mixed(65536, 1), False),
-    "quantized": Case((4096,), (65536,), False, "quantized"),
-    "pack": Case((4096,), (65536,), False, "pack"),
+    "early": (4096, 4096, True),
+    "mid": (4096, 65536, False),
+    "late": (4096, 65536, True),
+    "16k": (16384, 16384, True),
 }
 
-_SELECTED = flags.DEFINE_list("cases", list(_CASES), "cases to run")
-_BACKENDS = flags.DEFINE_list("backends", [], "backends of this library; empty: the default one")
-_PRECISIONS = flags.DEFINE_list("precisions", ["fp8", "bf16"], "precisions of this library")
-_PEERS = flags.DEFINE_list("peers", ["torch-cudnn", "torch-flash", "jax-cudnn"], "peers")
+_SELECTED = flags.DEFINE_list("cases", ["early", "mid", "late"], f"some of {', '.join(_CASES)}")
+_TOKENS_Q = flags.DEFINE_integer("tokens_q", None, "new tokens, in place of --cases", lower_bound=1)
+_TOKENS_K = flags.DEFINE_integer("tokens_k", None, "keys, in place of --cases", lower_bound=1)
+_CAUSAL = flags.DEFINE_bool("causal", False, "with --tokens_q and --tokens_k: aligned bottom right")
+_MIXES = flags.DEFINE_list("mixes", ["single"], f"some of {', '.join(inputs.MIXES)}")
+_SEQUENCES = flags.DEFINE_integer("sequences", 16, "of uniform and ragged mixes", lower_bound=1)
 _HEADS = flags.DEFINE_integer("heads", 12, "heads", lower_bound=1)
-_ROUNDS = flags.DEFINE_integer("rounds", 5, "bursts of each implementation", lower_bound=1)
-_LAUNCHES = flags.DEFINE_integer("launches", 10, "least launches of a burst", lower_bound=1)
-_BURST_MS = flags.DEFINE_float("burst_ms", 20.0, "least length of a burst", lower_bound=0.0)
-_PAUSE = flags.DEFINE_float("pause", 0.2, "seconds before a burst, for the chip to cool")
-_SUSTAINED = flags.DEFINE_integer("sustained", 500, "launches back to back of `mid`; 0: none")
-_JSON = flags.DEFINE_string("json", None, "file that results are appended to, a JSON line each")
+_BACKENDS = flags.DEFINE_list("backends", None, "of this library; all that run here if not given")
+_PRECISIONS = flags.DEFINE_list("precisions", list(backends.PRECISIONS), "of this library")
+_PEERS = flags.DEFINE_list("peers", None, f"some of {', '.join(peers.NAMES)}; all if not given")
+_QUANTIZATION = flags.DEFINE_bool("include_quantization", False, "also from BF16 inputs")
+_SUSTAINED = flags.DEFINE_integer("sustained", 0, "launches back to back", lower_bound=0)
+_MATMUL_SIZE = flags.DEFINE_integer("matmul_size", 8192, "of the ceiling", lower_bound=1)
 
-# Launches an implementation `n` times and waits for the last.
-Burst = Callable[[int], None]
-
-
-def main(argv: Sequence[str]) -> None:
-    """Runs the cases and prints a line for each implementation."""
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments: {argv[1:]}")
-    unknown = set(_SELECTED.value) - set(_CASES)
-    if unknown:
-        raise app.UsageError(f"--cases: expected some of {', '.join(_CASES)}, got {unknown}")
-    device = jax.devices()[0]
-    print(f"{device.device_kind}, jax {jax.__version__}", flush=True)
-    for name in _SELECTED.value:
-        for result in run_case(name, _CASES[name]):
-            print("  ".join(f"{k}={v}" for k, v in result.items()), flush=True)
-            if _JSON.value:
-                with open(_JSON.value, "a") as file:
-                    file.write(json.dumps({**result, "device": device.device_kind}) + "\n")
+# A batch in bfloat16 whose inputs are N(0, 1): 5 is past the largest of 4096 x 192 nearly always.
+_STATIC_AMAX = 5.5
 
 
-def run_case(name: str, case: Case) -> list[dict[str, Any]]:
-    """One result an implementation; the first, in whose terms `ratio` is, is this library's."""
-    results: list[dict[str, Any]] = []
-    bursts: dict[str, Burst] = {}
-    launches: dict[str, int] = {}
-    for implementation, make in _implementations(case).items():
-        result: dict[str, Any] = {"case": name, "implementation": implementation}
-        results.append(result)
+def main(recorder: Recorder) -> None:
+    """Runs the cases."""
+    cases = _cases()
+    mixes = choose("mixes", _MIXES.value, inputs.MIXES)
+    precisions = choose("precisions", _PRECISIONS.value, backends.PRECISIONS)
+    start_device()
+    own = {
+        precision: backends.select(_BACKENDS.value, precision, _HEADS.value)
+        for precision in precisions
+    }
+    others = peers.select(_PEERS.value)
+    ceiling_of = {}
+    if bursts.CEILING.value:
+        ceiling_of = {
+            precision: ceilings.matmul_ceiling(
+                precision, backends.fp8_format(precision), _MATMUL_SIZE.value
+            )
+            for precision in backends.PRECISIONS
+            if precision == "bf16" or own.get("fp8")
+        }
+    for name, (tokens_q, tokens_k, causal) in cases.items():
+        for mix in mixes:
+            batch = inputs.batch(mix, tokens_q, tokens_k, causal, _SEQUENCES.value)
+            case = name if mix == "single" else f"{name}-{mix}"
+            run_case(recorder, case, batch, own, others, ceiling_of)
+
+
+def _cases() -> dict[str, tuple[int, int, bool]]:
+    if _TOKENS_Q.value is None and _TOKENS_K.value is None:
+        return {name: _CASES[name] for name in choose("cases", _SELECTED.value, _CASES)}
+    if _TOKENS_Q.value is None or _TOKENS_K.value is None:
+        raise CommandError("--tokens_q and --tokens_k: expected both or none")
+    name = f"{_TOKENS_Q.value}x{_TOKENS_K.value}{'-causal' if _CAUSAL.value else ''}"
+    return {name: (_TOKENS_Q.value, _TOKENS_K.value, _CAUSAL.value)}
+
+
+def run_case(
+    recorder: Recorder,
+    case: str,
+    batch: Batch,
+    own: dict[Any, list[str]],
+    others: list[peers.Peer],
+    ceiling_of: dict[Any, Ceiling | None],
+) -> None:
+    """Measures all implementations of a batch, and records them in order."""
+    sets = inputs.tensor_sets(batch.tokens_q, batch.tokens_k, _HEADS.value)
+    makers = _makers(batch, sets, own, others)
+    common = {
+        "case": case,
+        "shape": {
+            "tokens_q": batch.tokens_q,
+            "tokens_k": batch.tokens_k,
+            "heads": _HEADS.value,
+            "qk_head_dim": inputs.QK_HEAD_DIM,
+            "v_head_dim": inputs.V_HEAD_DIM,
+            "causal": batch.causal,
+            "sequences": len(batch.lengths_q),
+        },
+        "flops": batch.flops(_HEADS.value),
+    }
+    sampled = reference.sample(batch, _HEADS.value)
+    exact = None
+    if REFCHECK.value:
+        exact = reference.exact_attention(*sets[0], batch, sampled, inputs.QK_HEAD_DIM**-0.5)
+    subjects: dict[str, Subject] = {}
+    fields: dict[str, dict[str, Any]] = {}
+    for (what, precision, name), make in makers.items():
+        dtype = backends.dtype_name(precision)
+        row = {"what": what, "dtype": dtype, "backend": name, **common}
         try:
-            burst = make()
-            burst(2)
-            launches[implementation] = _launches_of(burst)
-        except Exception as error:  # a peer says here that it does not serve the shape
-            result["unavailable"] = str(error).strip().splitlines()[0][:120]
+            subject = make()
+            out, lse = subject.run()
+        except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+            if name not in peers.NAMES:
+                raise  # the library's own: it said before that it serves this
+            recorder.add(**row, unavailable=one_line(error))
             continue
-        bursts[implementation] = burst
-    times = _interleave(bursts, launches, _ROUNDS.value, _PAUSE.value)
-    sustained: dict[str, float] = {}
-    if name == "mid" and _SUSTAINED.value:
-        sustained = _interleave(bursts, dict.fromkeys(bursts, _SUSTAINED.value), 1, 1.0)
-    first = next(iter(times.values()), None)
-    for result in results:
-        seconds = times.get(result["implementation"])
-        if seconds is None:
-            continue
-        result["ms"] = round(seconds * 1e3, 4)
-        result["ratio"] = round(seconds / first, 3) if first else None
-        result.update(_rate(case, seconds))
-        if result["implementation"] in sustained:
-            long = sustained[result["implementation"]]
-            result["sustained_ms"] = round(long * 1e3, 4)
-            result["sustained_tflops"] = _rate(case, long)["tflops"]
-    return results
+        if exact is not None:
+            row["errors"] = reference.compare(out, lse, exact, sampled, precision)
+        row["ceiling"] = ceiling_of.get(precision)
+        key = f"{what} {dtype} {name}"
+        subjects[key], fields[key] = subject, row
+    times = bursts.timed(subjects, case)
+    sustained = _sustained(subjects)
+    for key, timing in times.items():
+        recorder.add(
+            **fields[key],
+            **timing.fields,
+            details=_details(key, timing, times, fields, sustained.get(key)),
+        )
 
 
-def _launches_of(burst: Burst) -> int:
-    """Launches of a burst that lasts long enough."""
-    start = time.perf_counter()
-    burst(_LAUNCHES.value)
-    seconds = (time.perf_counter() - start) / _LAUNCHES.value
-    return max(_LAUNCHES.value, int(_BURST_MS.value * 1e-3 / seconds) + 1)
-
-
-def _interleave(
-    bursts: dict[str, Burst], launches: dict[str, int], rounds: int, pause: float
-) -> dict[str, float]:
-    """Median seconds a launch of each."""
-    seconds: dict[str, list[float]] = {name: [] for name in bursts}
-    for _ in range(rounds):
-        for name, burst in bursts.items():
-            time.sleep(pause)
-            start = time.perf_counter()
-            burst(launches[name])
-            seconds[name].append((time.perf_counter() - start) / launches[name])
-    return {name: statistics.median(x) for name, x in seconds.items()}
-
-
-def _rate(case: Case, seconds: float) -> dict[str, float]:
-    if case.what == "pack":
-        elements = sum(case.lengths_k) * _HEADS.value * (_QK_HEAD_DIM + _V_HEAD_DIM)
-        return {"gb_per_s": round(3 * elements / seconds / 1e9)}  # 2 bytes in, 1 out
-    pairs = sum(
-        q * k - (q * (q - 1) // 2 if case.causal else 0)
-        for q, k in zip(case.lengths_q, case.lengths_k, strict=True)
-    )
-    flops = 2 * pairs * _HEADS.value * (_QK_HEAD_DIM + _V_HEAD_DIM)
-    return {"tflops": round(flops / seconds / 1e12)}
-
-
-def _implementations(case: Case) -> dict[str, Callable[[], Burst]]:
-    q, k, v = _inputs(case)
-    makers: dict[str, Callable[[], Burst]] = {}
-    for backend in _BACKENDS.value or [None]:
-        for precision in _PRECISIONS.value:
-            if case.what != "attention" and precision != "fp8":
-                continue
-            label = f"jaxfp8-{precision}" + (f"-{backend}" if backend else "")
-            makers[label] = functools.partial(_ours, case, q, k, v, precision, backend)
-    if case.what == "pack":
-        return makers
-    square = case.lengths_q == case.lengths_k
-    if len(case.lengths_q) > 1 or (case.causal and not square):
-        return makers  # no peer serves a ragged batch or a causal mask aligned bottom right
-    for peer in _PEERS.value:
-        maker = {"torch-cudnn": _torch, "torch-flash": _torch, "jax-cudnn": _jax_cudnn}[peer]
-        makers[peer] = functools.partial(maker, peer, case, q, k, v)
+def _makers(
+    batch: Batch, sets: list[Tensors], own: dict[Any, list[str]], others: list[peers.Peer]
+) -> dict[tuple[str, Any, str], Callable[[], Subject]]:
+    """How to make each implementation, by what it does, precision and name."""
+    makers: dict[tuple[str, Any, str], Callable[[], Subject]] = {}
+    for precision, names in own.items():
+        for name in names:
+            makers["attention", precision, name] = functools.partial(
+                _attention, batch, sets, precision, name
+            )
+            if _QUANTIZATION.value and precision == "fp8":
+                for scales in ("static", "dynamic"):
+                    what = f"attention with {scales} quantization"
+                    makers[what, precision, name] = functools.partial(
+                        _from_bf16, batch, sets, name, scales == "static"
+                    )
+    for peer in others:
+        makers["attention", "bf16", peer.name] = functools.partial(peer.make, batch, sets)
     return makers
 
 
-def _inputs(case: Case) -> list[jax.Array]:
-    shapes = (
-        (sum(case.lengths_q), _HEADS.value, _QK_HEAD_DIM),
-        (sum(case.lengths_k), _HEADS.value, _QK_HEAD_DIM),
-        (sum(case.lengths_k), _HEADS.value, _V_HEAD_DIM),
-    )
-    keys = jax.random.split(jax.random.key(0), 3)
-    return [jax.random.normal(key, s, jnp.bfloat16) for key, s in zip(keys, shapes, strict=True)]
-
-
-def _repeat(launch: Callable[[], Any]) -> Burst:
-    def burst(n: int) -> None:
-        for _ in range(n):
-            last = launch()
-        jax.block_until_ready(last)
-
-    return burst
-
-
-def _ours(case: Case, q: Any, k: Any, v: Any, precision: str, backend: str | None) -> Burst:
-    cu_q, cu_k = (
-        jnp.asarray(np.concatenate([[0], np.cumsum(x)]), jnp.int32)
-        for x in (case.lengths_q, case.lengths_k)
-    )
-    if case.what != "attention":
-        descale = functools.partial(jnp.full, _HEADS.value, dtype=jnp.float32)
-        scales = jaxfp8.LayerScales(*(descale(0.0125) for _ in range(3)))
-        # Under jit, as in a model: outside of it the cu_seqlens are read and checked every call.
-        if case.what == "pack":
-            pack = jax.jit(functools.partial(jaxfp8.quantize_context, backend=backend))
-            return _repeat(lambda: pack(k, v, cu_k, k_descale=scales.k, v_descale=scales.v))
-        prefill = jax.jit(
-            functools.partial(
-                jaxfp8.prefill_attention, causal=case.causal, scales=scales, backend=backend
-            )
+def _attention(batch: Batch, sets: list[Tensors], precision: Any, backend: str) -> Subject:
+    """Attention alone, of inputs packed before."""
+    cu_q, cu_k = inputs.cu_seqlens(batch.lengths_q), inputs.cu_seqlens(batch.lengths_k)
+    attend = jax.jit(functools.partial(jaxfp8.attend, causal=batch.causal))
+    packed = []
+    for q, k, v in sets:
+        query = packing.pack_query(
+            q, cu_q, None, precision, None, backend, v_head_dim=inputs.V_HEAD_DIM
         )
-        return _repeat(lambda: prefill(q, k, v, cu_q, cu_k))
-    query = packing.pack_query(q, cu_q, None, precision, None, backend, v_head_dim=_V_HEAD_DIM)
-    context = packing.pack_context(k, v, cu_k, None, None, precision, None, backend)
-    attend = jax.jit(functools.partial(jaxfp8.attend, causal=case.causal))
-    return _repeat(lambda: attend(query, context))
-
-
-def _torch(peer: str, case: Case, q: Any, k: Any, v: Any) -> Burst:
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    kernel = {
-        "torch-cudnn": SDPBackend.CUDNN_ATTENTION,
-        "torch-flash": SDPBackend.FLASH_ATTENTION,
-    }[peer]
-    arguments = [torch.from_dlpack(x).transpose(0, 1)[None].contiguous() for x in (q, k, v)]
-
-    def burst(n: int) -> None:
-        with sdpa_kernel(kernel):
-            for _ in range(n):
-                torch.nn.functional.scaled_dot_product_attention(*arguments, is_causal=case.causal)
-        torch.cuda.synchronize()
-
-    return burst
-
-
-def _jax_cudnn(peer: str, case: Case, q: Any, k: Any, v: Any) -> Burst:
-    attention = jax.jit(
-        functools.partial(
-            jax.nn.dot_product_attention, implementation="cudnn", is_causal=case.causal
+        packed.append(
+            (query, packing.pack_context(k, v, cu_k, None, None, precision, None, backend))
         )
-    )
-    return _repeat(lambda: attention(q[None], k[None], v[None]))
+    return Subject(lambda i: attend(*pick(packed, i)), output=_on_host)
+
+
+def _from_bf16(batch: Batch, sets: list[Tensors], backend: str, static: bool) -> Subject:
+    """Quantization and attention, under jit as in a model: outside of it cu_seqlens are read back
+    and checked at every call.
+    """
+    cu_q, cu_k = inputs.cu_seqlens(batch.lengths_q), inputs.cu_seqlens(batch.lengths_k)
+    scales = None
+    if static:
+        fmt = backends.fp8_format("fp8")
+        assert fmt is not None
+        descale = jnp.full(_HEADS.value, _STATIC_AMAX / fmt.max, jnp.float32)
+        scales = jaxfp8.LayerScales(descale, descale, descale)
+
+    @jax.jit
+    def prefill(q: Any, k: Any, v: Any, scales: Any) -> jaxfp8.AttentionState:
+        return jaxfp8.prefill_attention(
+            q, k, v, cu_q, cu_k, causal=batch.causal, scales=scales, backend=backend
+        )
+
+    return Subject(lambda i: prefill(*pick(sets, i), scales), output=_on_host)
+
+
+def _on_host(state: jaxfp8.AttentionState) -> tuple[np.ndarray, np.ndarray]:
+    return np.asarray(state.out), np.asarray(state.lse)
+
+
+def _sustained(subjects: dict[str, Subject]) -> dict[str, float]:
+    """Milliseconds a launch, back to back."""
+    if not _SUSTAINED.value:
+        return {}
+    return {key: 1e3 * burst(subject, _SUSTAINED.value) for key, subject in subjects.items()}
+
+
+def _details(
+    key: str,
+    timing: Timing,
+    times: dict[str, Timing],
+    fields: dict[str, dict[str, Any]],
+    sustained: float | None,
+) -> dict[str, Any]:
+    """How much faster than the fastest peer of the same run, and the sustained rate."""
+    details: dict[str, Any] = {}
+    rivals = [times[k].median_ms for k in times if fields[k]["backend"] in peers.NAMES]
+    if rivals and fields[key]["backend"] not in peers.NAMES:
+        details["times_best_peer"] = min(rivals) / timing.median_ms
+    if sustained is not None:
+        details["sustained_ms"] = sustained
+        details["sustained_tflops"] = fields[key]["flops"] / sustained / 1e9
+    return details
 
 
 if __name__ == "__main__":
-    app.run(main)
+    run("attention", main)

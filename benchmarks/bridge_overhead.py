@@ -16,19 +16,18 @@ bound is passed.
 from __future__ import annotations
 
 import contextlib
-import json
-import statistics
-import time
-from collections.abc import Callable, Sequence
+import importlib.util
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import torch
-from absl import app, flags
+from absl import flags
+from common.program import Recorder, run, start_device
+from common.result import Check
+from common.timing import Subject, Timing, take_turns
 
 import jaxfp8
-import jaxfp8_torch
-from jaxfp8_torch import checks, dlpack, ops
+from jaxfp8.cli import REFUSED, CommandError
 
 _DEVICE = flags.DEFINE_string("device", "cpu", "torch device")
 _TOKENS = flags.DEFINE_integer("tokens", 256, "rows of q, k and v", lower_bound=1)
@@ -36,24 +35,39 @@ _HEADS = flags.DEFINE_integer("heads", 12, "heads", lower_bound=1)
 _CALLS = flags.DEFINE_integer("calls", 200, "calls of one measurement", lower_bound=1)
 _REPETITIONS = flags.DEFINE_integer("repetitions", 5, "measurements of each", lower_bound=1)
 _MAX_OVERHEAD_US = flags.DEFINE_float("max_overhead_us", None, "bound, not checked if not given")
-_JSON = flags.DEFINE_string("json", None, "file that results are appended to, a JSON line each")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Measures, prints, and returns the exit status."""
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments: {argv[1:]}")
-    results = [bench_call(), bench_parts(), bench_registration()]
-    for result in results:
-        print("  ".join(f"{key}={value}" for key, value in result.items()), flush=True)
-    if _JSON.value:
-        with open(_JSON.value, "a") as file:
-            file.writelines(json.dumps(result) + "\n" for result in results)
-    return 0 if all(result.get("ok", True) for result in results) else 1
+def main(recorder: Recorder) -> None:
+    """Measures the call, its parts, and two ways to register an operator."""
+    if importlib.util.find_spec("torch") is None:
+        raise CommandError("needs torch; pip install 'jaxfp8[torch]' installs it", REFUSED)
+    # Before JAX starts: jaxfp8_torch has it leave memory to torch.
+    import jaxfp8_torch  # noqa: F401
+
+    start_device()
+    _check_device()
+    bench_call(recorder)
+    bench_parts(recorder)
+    bench_registration(recorder)
 
 
-def bench_call() -> dict[str, Any]:
+def _check_device() -> None:
+    import torch
+
+    try:
+        torch.empty(1, device=_DEVICE.value)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CommandError(f"--device {_DEVICE.value}: {reason}") from None
+
+
+def bench_call(recorder: Recorder) -> None:
     """The whole call, from JAX and from torch."""
+    import torch
+
+    import jaxfp8_torch
+    from jaxfp8_torch import dlpack, ops
+
     tensors = _inputs()
     arrays = [dlpack.wrap(x) for x in tensors]
     scale = torch.ones(_HEADS.value, device=_DEVICE.value)
@@ -68,69 +82,92 @@ def bench_call() -> dict[str, Any]:
     def from_torch() -> Any:
         return jaxfp8_torch.prefill_attention(*tensors, causal=True, scales=scales)
 
-    other = torch.library.custom_op("jaxfp8_bench::prefill", mutates_args=())(ops.prefill_attention)
+    other = _custom_op("prefill", ops.prefill_attention)
     jaxfp8_torch.set_buckets(None)
 
     def through_custom_op() -> Any:
         return other(*tensors, *scales, True, None, "fp8", None, None, "HT")
 
-    seconds = _alternate(lambda: from_jax(*arrays, jax_scales), from_torch, through_custom_op)
+    times = _alternate(
+        {
+            "jax": lambda: from_jax(*arrays, jax_scales),
+            "torch": from_torch,
+            "torch, custom_op": through_custom_op,
+        }
+    )
     with _no_waiting():
         from_torch()
-    jax_us, torch_us, custom_us = (round(x * 1e6, 1) for x in seconds)
-    overhead = round(torch_us - jax_us, 1)
-    return {
-        "what": "call",
-        "device": _DEVICE.value,
-        "jax_us": jax_us,
-        "torch_us": torch_us,
-        "custom_op_us": custom_us,
-        "overhead_us": overhead,
-        "max_overhead_us": _MAX_OVERHEAD_US.value,
-        "ok": _MAX_OVERHEAD_US.value is None or overhead <= _MAX_OVERHEAD_US.value,
-    }
+    for name, timing in times.items():
+        overhead = 1e3 * (timing.median_ms - times["jax"].median_ms)
+        bounds: tuple[Check, ...] = ()
+        if name == "torch" and _MAX_OVERHEAD_US.value is not None:
+            bounds = (Check("overhead_us", overhead, _MAX_OVERHEAD_US.value),)
+        details = {} if name == "jax" or bounds else {"us_more_than_jax": overhead}
+        recorder.add(
+            what="call", backend=name, shape=_shape(), bounds=bounds, details=details,
+            **timing.fields,
+        )  # fmt: skip
 
 
-def bench_parts() -> dict[str, Any]:
+def bench_parts(recorder: Recorder) -> None:
     """The parts of a call."""
+    from jaxfp8_torch import checks, dlpack
+
     tensors = _inputs()
     array = dlpack.wrap(tensors[0])
     named = dict(zip("abcde", tensors, strict=True))
-    parts = {
-        "import_us": lambda: dlpack.wrap(tensors[0]),
-        "export_us": lambda: dlpack.to_torch(array),
-        "checks_us": lambda: checks.tensors(named),
-        "cu_seqlens_us": lambda: checks.cu_seqlens_sound(tensors[3], _TOKENS.value),
-        "layout_us": lambda: dlpack.heads("q", tensors[0]),
-    }
-    seconds = _alternate(*parts.values())
-    return {
-        "what": "parts",
-        **{name: round(x * 1e6, 1) for name, x in zip(parts, seconds, strict=True)},
-    }
+    times = _alternate(
+        {
+            "import": lambda: dlpack.wrap(tensors[0]),
+            "export": lambda: dlpack.to_torch(array),
+            "checks": lambda: checks.tensors(named),
+            "cu_seqlens": lambda: checks.cu_seqlens_sound(tensors[3], _TOKENS.value),
+            "layout": lambda: dlpack.heads("q", tensors[0]),
+        }
+    )
+    for name, timing in times.items():
+        recorder.add(what="part", case=name, backend="torch", shape=_shape(), **timing.fields)
 
 
-def bench_registration() -> dict[str, Any]:
+def bench_registration(recorder: Recorder) -> None:
     """A trivial operator, registered in the two ways."""
+    import torch
 
     def body(x: torch.Tensor) -> torch.Tensor:
         return x.new_empty(0)
 
+    # `body` has local annotations, which torch wants as objects.
+    body.__annotations__ = {"x": torch.Tensor, "return": torch.Tensor}
     library = torch.library.Library("jaxfp8_bench", "FRAGMENT")
     library.define("low(Tensor x) -> Tensor")
     library.impl("low", body, "CompositeExplicitAutograd")
-    custom = torch.library.custom_op("jaxfp8_bench::high", mutates_args=())(body)
+    custom = _custom_op("high", body)
     x = _inputs()[0]
-    seconds = _alternate(lambda: body(x), lambda: torch.ops.jaxfp8_bench.low(x), lambda: custom(x))
-    bare, low, high = (x * 1e6 for x in seconds)
-    return {
-        "what": "registration",
-        "library_us": round(low - bare, 1),
-        "custom_op_us": round(high - bare, 1),
-    }
+    times = _alternate(
+        {
+            "bare": lambda: body(x),
+            "library": lambda: torch.ops.jaxfp8_bench.low(x),
+            "custom_op": lambda: custom(x),
+        }
+    )
+    for name, timing in times.items():
+        details = {"us_more_than_bare": 1e3 * (timing.median_ms - times["bare"].median_ms)}
+        recorder.add(what="registration", backend=name, details=details, **timing.fields)
 
 
-def _inputs() -> list[torch.Tensor]:
+def _custom_op(name: str, function: Callable[..., Any]) -> Any:
+    import torch
+
+    return torch.library.custom_op(f"jaxfp8_bench::{name}", mutates_args=())(function)
+
+
+def _shape() -> dict[str, int]:
+    return {"tokens": _TOKENS.value, "heads": _HEADS.value}
+
+
+def _inputs() -> list[Any]:
+    import torch
+
     tokens, heads, device = _TOKENS.value, _HEADS.value, _DEVICE.value
     q, k = (torch.randn(tokens, heads, 192, device=device).to(torch.bfloat16) for _ in range(2))
     v = torch.randn(tokens, heads, 128, device=device).to(torch.bfloat16)
@@ -139,8 +176,10 @@ def _inputs() -> list[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def _no_waiting() -> Any:
+def _no_waiting() -> Iterator[None]:
     """Device-to-host copies of JAX's and synchronisation of torch's raise."""
+    import torch
+
     if _DEVICE.value == "cpu":
         yield
         return
@@ -152,23 +191,22 @@ def _no_waiting() -> Any:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def _alternate(*functions: Callable[[], Any]) -> list[float]:
-    """Median seconds of one call of each, taking turns; a GPU is waited for once a turn."""
-    seconds: list[list[float]] = [[] for _ in functions]
-    for repetition in range(_REPETITIONS.value + 1):
-        for function, times in zip(functions, seconds, strict=True):
-            result = None
-            start = time.perf_counter()
-            for _ in range(_CALLS.value):
-                result = function()
-                if _DEVICE.value == "cpu":  # an array goes to torch only when it is ready
-                    jax.block_until_ready(_arrays(result))
-            if _DEVICE.value != "cpu":
-                torch.accelerator.synchronize()
-                jax.block_until_ready(_arrays(result))
-            if repetition:
-                times.append((time.perf_counter() - start) / _CALLS.value)
-    return [statistics.median(times) for times in seconds]
+def _alternate(functions: dict[str, Callable[[], Any]]) -> dict[str, Timing]:
+    """Times of one call of each, taking turns; a GPU is waited for once a turn."""
+    import torch
+
+    def subject(function: Callable[[], Any]) -> Subject:
+        if _DEVICE.value == "cpu":  # an array goes to torch only when it is ready
+            return Subject(lambda i: jax.block_until_ready(_arrays(function())))
+
+        def wait(result: Any) -> None:
+            torch.accelerator.synchronize()
+            jax.block_until_ready(_arrays(result))
+
+        return Subject(lambda i: function(), wait)
+
+    subjects = {name: subject(function) for name, function in functions.items()}
+    return take_turns(subjects, turns=_REPETITIONS.value, least_launches=_CALLS.value)
 
 
 def _arrays(result: Any) -> list[jax.Array]:
@@ -176,4 +214,4 @@ def _arrays(result: Any) -> list[jax.Array]:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    run("bridge_overhead", main)

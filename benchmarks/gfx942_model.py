@@ -29,13 +29,13 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from absl import app, flags
+from absl import flags
+from common.program import Recorder, choose, run
 
 from jaxfp8.ops.attention import pallas_triton_kernel as kernel
 from jaxfp8.ops.attention.heuristics import KernelConfig, default_config, device_of
@@ -80,34 +80,26 @@ _OVERLAP = flags.DEFINE_float(
 _START_CLOCKS = flags.DEFINE_integer(
     "start_clocks", 2000, "until a program's first operands are there; assumed", lower_bound=0
 )
-_JSON = flags.DEFINE_string("json", None, "file that results are appended to, a JSON line each")
 
 
-def main(argv: Sequence[str]) -> None:
-    """Prints one line a case and precision."""
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments: {argv[1:]}")
-    for option, values, known in (
-        ("cases", _SELECTED.value, _CASES),
-        ("precisions", _PRECISIONS.value, ("fp8", "bf16")),
-    ):
-        if unknown := set(values) - set(known):
-            raise app.UsageError(f"--{option}: {', '.join(unknown)}: expected {', '.join(known)}")
+def main(recorder: Recorder) -> None:
+    """Models every case and precision."""
+    cases = choose("cases", _SELECTED.value, _CASES)
+    precisions = choose("precisions", _PRECISIONS.value, ("fp8", "bf16"))
     start_on_cpu()
     print(f"A model of an MI300X at {_GHZ.value} GHz, code of JAX {jax.__version__}; not measured")
-    for precision in _PRECISIONS.value:
-        for name in _SELECTED.value:
-            result = {"case": name, "precision": precision, **model(_CASES[name], precision)}
-            print("  ".join(f"{key}={_short(value)}" for key, value in result.items()), flush=True)
-            if _JSON.value:
-                line = {
-                    "what": "model",
-                    "device": f"model of MI300X, {_GHZ.value} GHz",
-                    "jax": jax.__version__,
-                    **result,
-                }
-                with open(_JSON.value, "a") as file:
-                    file.write(json.dumps(line) + "\n")
+    for precision in precisions:
+        for name in cases:
+            case = _CASES[name]
+            recorder.add(
+                what="model",
+                case=name,
+                shape={**dataclasses.asdict(case), "heads": _HEADS.value},
+                dtype="float8_e4m3fnuz" if precision == "fp8" else "bf16",
+                backend="pallas_triton",
+                device=f"model of MI300X, {_GHZ.value} GHz",
+                details={"precision": precision, **model(case, precision)},
+            )
 
 
 def model(case: Case, precision: Any) -> dict[str, Any]:
@@ -276,9 +268,5 @@ def _compile(name: str) -> LibraryKernel:
     return _COMPILED[name]
 
 
-def _short(value: Any) -> Any:
-    return f"{value:.3f}" if isinstance(value, float) else value
-
-
 if __name__ == "__main__":
-    app.run(main)
+    run("gfx942_model", main)

@@ -13,21 +13,24 @@ are forbidden while it is measured. Exit status 1 where a bound is passed.
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import flags
+from common import inputs
+from common.program import REFCHECK, Recorder, progress, run, start_device
+from common.result import Check
+from common.timing import Subject, take_turns
 
 from jaxfp8 import calibration
+from jaxfp8.cli import CommandError
 from jaxfp8.scales import Identity, LayerAmax, RankShard, ScaleArtifact, merge_shards
 
 _LAYERS = flags.DEFINE_integer("layers", 93, "layers of the artifact", lower_bound=1)
@@ -43,26 +46,19 @@ _MAX_PASSES = flags.DEFINE_float(
     "bound on the bytes that observing reads and writes, over those of Q, K and V; on a CPU, where "
     "XLA writes the magnitudes to memory before it reduces them, they are reported alone",
 )
-_JSON = flags.DEFINE_string("json", None, "file that results are appended to, a JSON line each")
 _PROFILE_DIR = flags.DEFINE_string("profile_dir", None, "write a JAX profile of observing there")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Measures, prints, and returns the exit status."""
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments: {argv[1:]}")
+def main(recorder: Recorder) -> None:
+    """Measures both."""
     if _HEADS.value % _TP_SIZE.value:
-        raise app.UsageError("--tp_size must divide --heads")
-    results = [bench_load(), bench_observe()]
-    for result in results:
-        print("  ".join(f"{key}={_text(value)}" for key, value in result.items()))
-    if _JSON.value:
-        with open(_JSON.value, "a") as file:
-            file.writelines(json.dumps(result) + "\n" for result in results)
-    return int(any(not result["ok"] for result in results))
+        raise CommandError("--tp_size: expected a divisor of --heads")
+    bench_load(recorder)
+    start_device()
+    bench_observe(recorder)
 
 
-def bench_load() -> dict[str, Any]:
+def bench_load(recorder: Recorder) -> None:
     """Time and memory of ScaleArtifact.load."""
     artifact = _artifact()
     deployment = artifact.deployment
@@ -70,82 +66,101 @@ def bench_load() -> dict[str, Any]:
         path = Path(folder) / "scales.safetensors"
         artifact.save(path)
         size = path.stat().st_size
-        first, *rest = _milliseconds(lambda: ScaleArtifact.load(path, deployment))
+        load = Subject(lambda i: ScaleArtifact.load(path, deployment))
+        first_ms = 1e3 * _seconds(load)
+        with progress(_REPETITIONS.value, "load") as bar:
+            timing = take_turns({"": load}, turns=_REPETITIONS.value, on_burst=bar.update)[""]
         tracemalloc.start()
         loaded = ScaleArtifact.load(path, deployment)
         peak = tracemalloc.get_traced_memory()[1] / 1e6
         tracemalloc.stop()
-    np.testing.assert_array_equal(loaded.descale, artifact.descale)
-    median = statistics.median(rest)
-    return {
-        "what": "load and validate a scale artifact",
-        "shape": {"layers": _LAYERS.value, "heads": _HEADS.value},
-        "file_bytes": size,
-        "first_ms": first,
-        "median_ms": median,
-        "quartiles_ms": statistics.quantiles(rest, n=4)[::2],
-        "repetitions": len(rest),
-        "peak_mb": peak,
-        "ok": median <= _MAX_LOAD_MS.value and peak <= _MAX_LOAD_MB.value,
-    }
+    recorder.add(
+        what="load and validate a scale artifact",
+        shape={"layers": _LAYERS.value, "heads": _HEADS.value},
+        backend="jaxfp8",
+        device="CPU",
+        bytes=size,
+        errors=_mismatches(loaded.descale, artifact.descale),
+        bounds=(
+            Check("median_ms", timing.median_ms, _MAX_LOAD_MS.value),
+            Check("peak_mb", peak, _MAX_LOAD_MB.value),
+        ),
+        details={"first_ms": first_ms},
+        **timing.fields,
+    )
 
 
-def bench_observe() -> dict[str, Any]:
+def bench_observe(recorder: Recorder) -> None:
     """Time of Calibrator.observe, and the bytes that its compiled code touches."""
     identity = _identity()
     heads = identity.local_heads
-    keys = jax.random.split(jax.random.key(0), 3)
-    q, k, v = (
-        jax.random.normal(key, (_TOKENS.value, heads, dim), jnp.bfloat16)
-        for key, dim in zip(keys, (192, 192, 128), strict=True)
-    )
+    q, k, v = inputs.tensor_sets(_TOKENS.value, _TOKENS.value, heads)[0]
     calibrator = calibration.Calibrator(identity, tp_rank=0, pp_rank=0, layers={0: "layer"})
     calibrator.arm()
     total = jax.jit(lambda *arrays: [jnp.sum(x, dtype=jnp.float32) for x in arrays])
+    returned: list[float] = []
 
-    def finished() -> Any:
-        return jax.block_until_ready(calibrator._maxima[0])
+    def observe(number: int) -> None:
+        start = time.perf_counter()
+        calibrator.observe(0, q, k, v)
+        returned.append(1e3 * (time.perf_counter() - start))
 
-    calibrator.observe(0, q, k, v)
-    jax.block_until_ready((finished(), total(q, k, v)))
-    returned, done, read_once = [], [], []
-    with jax.transfer_guard_device_to_host("disallow"):
-        for _ in range(_REPETITIONS.value):
-            start = time.perf_counter()
-            calibrator.observe(0, q, k, v)
-            returned.append(1e3 * (time.perf_counter() - start))
-            finished()
-            done.append(1e3 * (time.perf_counter() - start))
-            start = time.perf_counter()
-            jax.block_until_ready(total(q, k, v))
-            read_once.append(1e3 * (time.perf_counter() - start))
+    subjects = {
+        "observe": Subject(observe, lambda _: jax.block_until_ready(calibrator._maxima[0])),
+        "read once": Subject(lambda i: total(q, k, v)),
+    }
+    for subject in subjects.values():
+        subject.run()
+    with (
+        jax.transfer_guard_device_to_host("disallow"),
+        progress(2 * _REPETITIONS.value, "observe") as bar,
+    ):
+        times = take_turns(subjects, turns=_REPETITIONS.value, on_burst=bar.update)
         if _PROFILE_DIR.value:
             with jax.profiler.trace(_PROFILE_DIR.value):
-                for _ in range(10):
-                    calibrator.observe(0, q, k, v)
-                finished()
-    expected = [np.abs(np.asarray(x, np.float32)).max(axis=(0, 2)) for x in (q, k, v)]
-    for name, amax in zip("qkv", expected, strict=True):
-        np.testing.assert_array_equal(getattr(calibrator.shard().layers[0], name), amax)
+                for number in range(10):
+                    observe(number)
+                subjects["observe"].wait(None)
     size = sum(x.nbytes for x in (q, k, v))
     zeros = jnp.zeros((3, heads), jnp.float32)
     compiled = calibration._max_with_values.lower(zeros, q, k, v, None).compile()
     passes = compiled.cost_analysis()["bytes accessed"] / size
-    return {
-        "what": "observe Q, K and V",
-        "shape": {"tokens": _TOKENS.value, "heads": heads, "qk": 192, "v": 128},
-        "dtype": "bfloat16",
-        "device": jax.devices()[0].device_kind,
-        "versions": {"jax": jax.__version__},
-        "bytes": size,
-        "returned_ms": statistics.median(returned),
-        "median_ms": statistics.median(done),
-        "quartiles_ms": statistics.quantiles(done, n=4)[::2],
-        "repetitions": len(done),
-        "read_once_ms": statistics.median(read_once),
-        "passes": passes,
-        "ok": passes <= _MAX_PASSES.value or jax.default_backend() == "cpu",
-    }
+    limit = None if jax.default_backend() == "cpu" else _MAX_PASSES.value
+    observed = calibrator.shard().layers[0]
+    errors = tuple(
+        check
+        for name, x in zip("qkv", (q, k, v), strict=True)
+        for check in _mismatches(
+            getattr(observed, name), np.abs(np.asarray(x, np.float32)).max(axis=(0, 2)), name
+        )
+    )
+    recorder.add(
+        what="observe Q, K and V",
+        shape={"tokens": _TOKENS.value, "heads": heads, "qk": 192, "v": 128},
+        dtype="bf16",
+        backend="jaxfp8",
+        bytes=size,
+        errors=errors,
+        bounds=(Check("passes", passes, limit),),
+        details={
+            "returned_ms": statistics.median(returned),
+            "read_once_ms": times["read once"].median_ms,
+        },
+        **times["observe"].fields,
+    )
+
+
+def _mismatches(actual: Any, expected: Any, name: str = "values") -> tuple[Check, ...]:
+    """How many values differ; none may."""
+    if not REFCHECK.value:
+        return ()
+    return (Check(f"{name} that differ", int(np.sum(np.asarray(actual) != expected)), 0),)
+
+
+def _seconds(subject: Subject) -> float:
+    start = time.perf_counter()
+    subject.run()
+    return time.perf_counter() - start
 
 
 def _identity() -> Identity:
@@ -184,20 +199,5 @@ def _artifact() -> ScaleArtifact:
     )
 
 
-def _milliseconds(call: Callable[[], Any]) -> list[float]:
-    times = []
-    for _ in range(_REPETITIONS.value + 1):
-        start = time.perf_counter()
-        call()
-        times.append(1e3 * (time.perf_counter() - start))
-    return times
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return "/".join(map(_text, value))
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
 if __name__ == "__main__":
-    app.run(main)
+    run("scales", main)

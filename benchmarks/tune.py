@@ -6,11 +6,11 @@
     python benchmarks/tune.py --precision=fp8 --model         # no GPU: ranks gfx942 code
     python benchmarks/tune.py --precision=fp8 --write         # and has the library use the best
 
-On a GPU every candidate is timed, and one whose output differs from that of the library's present
-configuration by more than rounding is refused. With --model the candidates are compiled for gfx942
-and ranked by clocks per score: M of the matrix unit and V of the vector unit in the loop over full
-tiles, max(M, V, (M + V) / waves) where `waves` share a SIMD. That ranks code; it measures nothing,
-and --write refuses it.
+On a GPU every candidate is timed in turns with the library's present configuration, and one whose
+output differs from the latter's by more than rounding is refused. With --model the candidates are
+compiled for gfx942 and ranked by clocks per score: M of the matrix unit and V of the vector unit in
+the loop over full tiles, max(M, V, (M + V) / waves) where `waves` share a SIMD. That ranks code; it
+measures nothing, and --write refuses it.
 
 --write puts the winner into the table that the library reads (--output; by default the file
 tuned.json beside jaxfp8/ops/attention/heuristics.py).
@@ -20,18 +20,21 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
-import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import flags
+from common import inputs
+from common.program import REFCHECK, Recorder, one_line, progress, run, start_device
+from common.reference import relative_error
+from common.result import Check
+from common.timing import Subject, take_turns
 
+from jaxfp8.cli import REFUSED, CommandError
 from jaxfp8.formats import Fp8Format
 from jaxfp8.ops.attention import pallas_triton_kernel, tiling
 from jaxfp8.ops.attention.base import AttentionSpec, QuantizedContext, QuantizedQuery
@@ -53,62 +56,81 @@ _HEADS = flags.DEFINE_integer("heads", 12, "heads", lower_bound=1)
 _TOKENS_Q = flags.DEFINE_integer("tokens_q", 4096, "new tokens", lower_bound=1)
 _TOKENS_K = flags.DEFINE_integer("tokens_k", 65536, "keys", lower_bound=1)
 _CAUSAL = flags.DEFINE_bool("causal", False, "with a causal mask")
-_REPETITIONS = flags.DEFINE_integer("repetitions", 20, "timed runs of each", lower_bound=1)
+_REPETITIONS = flags.DEFINE_integer("repetitions", 9, "bursts of each", lower_bound=1)
 _MODEL = flags.DEFINE_bool("model", False, "rank gfx942 code, without a GPU")
 _LIMIT = flags.DEFINE_integer("limit", None, "try only this many candidates", lower_bound=1)
 _WRITE = flags.DEFINE_bool("write", False, "write the winner to --output")
 _OUTPUT = flags.DEFINE_string("output", str(TUNED_FILE), "the table that the library reads")
-_JSON = flags.DEFINE_string("json", None, "file that results are appended to, a JSON line each")
 
 _V_HEAD_DIM = 128
+_BURST_SECONDS = 0.02
 # Two configurations round P alike and sum in another order.
 _MAX_DIFFERENCE = {"fp8": 0.04, "bf16": 0.005}
 
 
-def main(argv: Sequence[str]) -> int:
-    """Tries the candidates, prints them from the best, and returns the exit status."""
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments: {argv[1:]}")
+def main(recorder: Recorder) -> None:
+    """Tries the candidates, and prints them from the best."""
     if _MODEL.value and _WRITE.value:
-        raise app.UsageError("--write: expected times of a device, and --model measures nothing")
+        raise CommandError("--write: expected times of a device, and --model measures nothing")
     if _MODEL.value:
         start_on_cpu()
         target = target_of_arch("gfx942")
     else:
+        start_device()
         target = detect_target()
     spec = _spec(target)
     reason = PallasTritonBackend().unsupported(spec, target)
     if reason is not None:
-        raise app.UsageError(f"the kernel cannot run here: {reason}; --model needs no GPU")
+        raise CommandError(f"the kernel cannot run here: {reason}; --model needs no GPU")
     try_one = _model(spec) if _MODEL.value else _timer(spec, target)
 
     results = []
-    for config in itertools.islice(candidates(spec, target), _LIMIT.value):
-        try:
-            result = try_one(config)
-        except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:
-            result = {"refused": str(error).splitlines()[0][:120]}
-        results.append((config, result))
-        print(_line(config, result), flush=True)
-        if _JSON.value:
-            with open(_JSON.value, "a") as file:
-                line = {"what": "tune", "arch": target.arch, "jax": jax.__version__}
-                line |= dataclasses.asdict(spec) | {"fmt": str(spec.fmt)}
-                file.write(json.dumps(line | dataclasses.asdict(config) | result) + "\n")
-    ranked = sorted((r for r in results if "refused" not in r[1]), key=_rank)
-    if not ranked:
-        print("no candidate ran")
-        return 1
+    tried = list(itertools.islice(candidates(spec, target), _LIMIT.value))
+    with progress(len(tried), "candidates") as bar:
+        for config in tried:
+            fields, details = _try(try_one, config)
+            if "unavailable" not in fields:
+                results.append((config, details))
+            recorder.add(
+                what="candidate of the model" if _MODEL.value else "candidate",
+                case="own" if config == tried[0] else "",
+                shape={
+                    "tokens_q": _TOKENS_Q.value,
+                    "tokens_k": _TOKENS_K.value,
+                    "heads": spec.num_heads,
+                    "qk_head_dim": spec.qk_head_dim,
+                    "v_head_dim": _V_HEAD_DIM,
+                    "causal": _CAUSAL.value,
+                },
+                dtype=spec.fmt.name if spec.fmt else "bf16",
+                backend="pallas_triton",
+                details={**dataclasses.asdict(config), **details},
+                **({"device": "gfx942, compiled for and not run"} if _MODEL.value else {}),
+                **fields,
+            )
+            bar.update()
+    if not results:
+        raise CommandError("no candidate ran", REFUSED)
+    ranked = sorted(results, key=_rank)
     print("\nfrom the best:")
-    for config, result in ranked[:10]:
-        print(_line(config, result))
+    for config, details in ranked[:10]:
+        print(_line(config, details))
     if _WRITE.value:
         path = Path(_OUTPUT.value)
         table = load_configs(path) if path.exists() else {}
         key = f"{target.arch}/{spec.precision}/{spec.qk_head_dim}"
         save_configs(path, table | {key: ranked[0][0]})
         print(f"\n{key} written to {path}")
-    return 0
+
+
+_Outcome = tuple[dict[str, Any], dict[str, Any]]  # fields of a Result, details with "cost"
+
+
+def _try(try_one: Callable[[KernelConfig], _Outcome], config: KernelConfig) -> _Outcome:
+    try:
+        return try_one(config)
+    except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:
+        return {"unavailable": one_line(error)}, {}
 
 
 def candidates(spec: AttentionSpec, target: Target) -> Iterator[KernelConfig]:
@@ -143,20 +165,16 @@ def _line(config: KernelConfig, result: dict[str, Any]) -> str:
     )
 
 
-def _timer(spec: AttentionSpec, target: Target) -> Callable[[KernelConfig], dict[str, Any]]:
+def _timer(spec: AttentionSpec, target: Target) -> Callable[[KernelConfig], _Outcome]:
     """Times a configuration on the device; cost in milliseconds."""
     heads, tokens_q, tokens_k = spec.num_heads, _TOKENS_Q.value, _TOKENS_K.value
-    rng = np.random.default_rng(0)
-
-    def draw(tokens: int, size: int) -> jax.Array:
-        return jnp.asarray(rng.standard_normal((tokens, heads, size), np.float32), jnp.bfloat16)
-
-    q, k = draw(tokens_q, spec.qk_head_dim), draw(tokens_k, spec.qk_head_dim)
-    v = draw(tokens_k, _V_HEAD_DIM)
-    cu_q, cu_k = (jnp.asarray([0, tokens], jnp.int32) for tokens in (tokens_q, tokens_k))
+    q = inputs.normal(0, tokens_q, heads, spec.qk_head_dim)
+    k = inputs.normal(1, tokens_k, heads, spec.qk_head_dim)
+    v = inputs.normal(2, tokens_k, heads, _V_HEAD_DIM)
+    cu_q, cu_k = (inputs.cu_seqlens([tokens]) for tokens in (tokens_q, tokens_k))
     descale = jnp.full(heads, 5 / spec.fmt.max if spec.fmt else 1.0, jnp.float32)
 
-    def run(config: KernelConfig) -> tuple[np.ndarray, float]:
+    def subject(config: KernelConfig) -> Subject:
         backend = PallasTritonBackend(config=config)
         name = backend.name
 
@@ -175,32 +193,45 @@ def _timer(spec: AttentionSpec, target: Target) -> Callable[[KernelConfig], dict
             return backend.attend(query, context, causal=_CAUSAL.value, softmax_scale=scale)
 
         operands = pack(q, k, v)
-        out = np.asarray(attend(*operands).out, np.float32)
-        times = []
-        for _ in range(_REPETITIONS.value):
-            start = time.perf_counter()
-            jax.block_until_ready(attend(*operands))
-            times.append(time.perf_counter() - start)
-        return out, 1e3 * statistics.median(times)
+        return Subject(
+            lambda i: attend(*operands), output=lambda state: np.asarray(state.out, np.float64)
+        )
 
-    expected, _ = run(default_config(target.arch, spec.precision, spec.qk_head_dim))
+    own = subject(default_config(target.arch, spec.precision, spec.qk_head_dim))
+    expected = own.run()
 
-    def try_one(config: KernelConfig) -> dict[str, Any]:
-        out, milliseconds = run(config)
-        difference = float(np.linalg.norm(out - expected) / np.linalg.norm(expected))
-        if not difference <= _MAX_DIFFERENCE[spec.precision]:
-            return {"refused": f"its output differs from the library's by {difference:.3g}"}
-        return {"cost": milliseconds, "unit": "ms", "difference": difference}
+    def try_one(config: KernelConfig) -> _Outcome:
+        candidate = subject(config)
+        errors: tuple[Check, ...] = ()
+        if REFCHECK.value:
+            difference = relative_error(candidate.run(), expected)
+            if not difference <= _MAX_DIFFERENCE[spec.precision]:
+                reason = f"its output differs from the library's by {difference:.3g}"
+                return {"unavailable": reason}, {}
+            limit = _MAX_DIFFERENCE[spec.precision]
+            errors = (Check("difference to the library's", difference, limit),)
+        times = take_turns(
+            {"own": own, "candidate": candidate},
+            turns=_REPETITIONS.value,
+            least_seconds=_BURST_SECONDS,
+        )
+        timing = times["candidate"]
+        details = {
+            "cost": timing.median_ms,
+            "unit": "ms",
+            "time_of_own": timing.median_ms / times["own"].median_ms,
+        }
+        return {"errors": errors, **timing.fields}, details
 
     return try_one
 
 
-def _model(spec: AttentionSpec) -> Callable[[KernelConfig], dict[str, Any]]:
+def _model(spec: AttentionSpec) -> Callable[[KernelConfig], _Outcome]:
     """Ranks a configuration by its gfx942 code; cost in clocks per 1000 scores of a head."""
     heads, tokens_q, tokens_k = spec.num_heads, _TOKENS_Q.value, _TOKENS_K.value
     dtype = spec.fmt.dtype if spec.fmt else jnp.bfloat16
 
-    def try_one(config: KernelConfig) -> dict[str, Any]:
+    def try_one(config: KernelConfig) -> _Outcome:
         q_tiles = tiling.max_tiles(tokens_q, 1, config.block_q)
         k_tiles = tiling.max_tiles(tokens_k, 1, config.block_k)
 
@@ -224,12 +255,12 @@ def _model(spec: AttentionSpec) -> Callable[[KernelConfig], dict[str, Any]]:
         arguments = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
         (kernel,) = [k for k in compile_for_gfx942(function, *arguments) if k.pallas]
         if kernel.spills:
-            return {"refused": f"{kernel.spills} registers spilled"}
+            return {"unavailable": f"{kernel.spills} registers spilled"}, {}
         loop = max(kernel.loops, key=lambda loop: (loop.kind == "full", loop.mfma))
         m, v = loop.mfma_clocks, loop.vector_clocks
         scores = config.block_q // config.num_warps * config.block_k
         clocks = max(m, v, (m + v) / kernel.waves_per_simd)
-        return {
+        return {}, {
             "cost": 1e3 * clocks / scores,
             "unit": "clocks/1000 scores",
             "registers": kernel.vgpr + kernel.agpr,
@@ -242,4 +273,4 @@ def _model(spec: AttentionSpec) -> Callable[[KernelConfig], dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    run("tune", main)

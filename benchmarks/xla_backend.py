@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import json
 import resource
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,9 +27,13 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from absl import app, flags
+from common.program import REFCHECK, Recorder, choose, outcome, progress, start_device
+from common.result import Check
+from common.timing import Subject, Timing, take_turns
 
 import jaxfp8
 
+_WHAT = flags.DEFINE_list("what", ["bf16", "causal", "memory", "import"], "what to measure")
 _TOKENS = flags.DEFINE_integer("tokens", 2048, "queries and keys of `bf16`", lower_bound=1)
 _CAUSAL_TOKENS = flags.DEFINE_integer("causal_tokens", 4096, "of `causal`", lower_bound=1)
 _HEADS = flags.DEFINE_integer("heads", 12, "heads", lower_bound=1)
@@ -42,29 +44,26 @@ _MAX_RATIO = flags.DEFINE_float("max_ratio", 1.1, "bound of `bf16`")
 _MAX_CAUSAL_RATIO = flags.DEFINE_float("max_causal_ratio", 0.65, "bound of `causal`")
 _MAX_MEMORY_GB = flags.DEFINE_float("max_memory_gb", 1.5, "bound of `memory`")
 _MAX_IMPORT_RATIO = flags.DEFINE_float("max_import_ratio", 1.5, "bound of `import`")
-_JSON = flags.DEFINE_string("json", None, "file that results are appended to, a JSON line each")
 _CHILD = flags.DEFINE_bool("measure_memory_in_this_process", False, "used by `memory` itself")
 
 _QK_HEAD_DIM, _V_HEAD_DIM = 192, 128
 
 
-def main(argv: Sequence[str]) -> int:
-    """Measures, prints, and returns the exit status."""
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments: {argv[1:]}")
-    if _CHILD.value:
-        print(json.dumps(_extra_memory()))
-        return 0
-    results = [bench_bf16(), bench_causal(), bench_memory(), bench_import()]
-    for result in results:
-        print("  ".join(f"{key}={value}" for key, value in result.items()), flush=True)
-    if _JSON.value:
-        with open(_JSON.value, "a") as file:
-            file.writelines(json.dumps(result) + "\n" for result in results)
-    return 0 if all(result["ok"] for result in results) else 1
+def main(recorder: Recorder) -> None:
+    """Measures what is selected."""
+    benches = {
+        "bf16": bench_bf16,
+        "causal": bench_causal,
+        "memory": bench_memory,
+        "import": bench_import,
+    }
+    selected = choose("what", _WHAT.value, benches)
+    start_device()
+    for name in selected:
+        benches[name](recorder)
 
 
-def bench_bf16() -> dict[str, Any]:
+def bench_bf16(recorder: Recorder) -> None:
     """prefill_attention against the three lines that it stands for."""
     q, k, v, cu_seqlens = _inputs(_TOKENS.value, _TOKENS.value)
 
@@ -77,42 +76,33 @@ def bench_bf16() -> dict[str, Any]:
     def ours() -> jax.Array:
         return _attention(q, k, v, cu_seqlens, cu_seqlens, causal=False)
 
-    seconds, plain_seconds = _alternate(ours, lambda: plain(q, k, v))
-    error = float(jnp.max(jnp.abs(ours().astype(jnp.float32) - plain(q, k, v))))
-    ratio = seconds / plain_seconds
-    return {
-        "what": "bf16",
-        "tokens": _TOKENS.value,
-        "seconds": round(seconds, 4),
-        "plain_seconds": round(plain_seconds, 4),
-        "ratio": round(ratio, 3),
-        "max_ratio": _MAX_RATIO.value,
-        "largest_difference": error,
-        "ok": ratio <= _MAX_RATIO.value and error < 2**-7,
-    }
+    times = _alternate("bf16", {"ours": ours, "plain": lambda: plain(q, k, v)})
+    errors: tuple[Check, ...] = ()
+    if REFCHECK.value:
+        error = float(jnp.max(jnp.abs(ours().astype(jnp.float32) - plain(q, k, v))))
+        errors = (Check("largest difference", error, 2**-7),)
+    _record(
+        recorder, "bf16", times["ours"], times["plain"], _MAX_RATIO.value, "plain_ms",
+        shape={"tokens": _TOKENS.value, "heads": _HEADS.value}, dtype="bf16", errors=errors,
+    )  # fmt: skip
 
 
-def bench_causal() -> dict[str, Any]:
+def bench_causal(recorder: Recorder) -> None:
     """Causal against non-causal: tiles that no row sees are skipped."""
     q, k, v, cu_seqlens = _inputs(_CAUSAL_TOKENS.value, _CAUSAL_TOKENS.value)
-    causal, full = _alternate(
-        *(
-            lambda causal=causal: _attention(q, k, v, cu_seqlens, cu_seqlens, causal=causal)
-            for causal in (True, False)
-        )
-    )
-    return {
-        "what": "causal",
-        "tokens": _CAUSAL_TOKENS.value,
-        "seconds": round(causal, 4),
-        "non_causal_seconds": round(full, 4),
-        "ratio": round(causal / full, 3),
-        "max_ratio": _MAX_CAUSAL_RATIO.value,
-        "ok": causal / full <= _MAX_CAUSAL_RATIO.value,
-    }
+
+    def run(causal: bool) -> Callable[[], jax.Array]:
+        return lambda: _attention(q, k, v, cu_seqlens, cu_seqlens, causal=causal)
+
+    times = _alternate("causal", {"causal": run(True), "full": run(False)})
+    _record(
+        recorder, "causal", times["causal"], times["full"], _MAX_CAUSAL_RATIO.value,
+        "non_causal_ms", shape={"tokens": _CAUSAL_TOKENS.value, "heads": _HEADS.value},
+        dtype="bf16",
+    )  # fmt: skip
 
 
-def bench_memory() -> dict[str, Any]:
+def bench_memory(recorder: Recorder) -> None:
     """In a process of its own, since a peak is never taken back."""
     arguments = [f"--{flag.name}={flag.value}" for flag in (_HEADS, _NEW_TOKENS, _KEYS)]
     child = subprocess.run(
@@ -122,14 +112,14 @@ def bench_memory() -> dict[str, Any]:
         text=True,
     )
     gigabytes = json.loads(child.stdout.splitlines()[-1])
-    return {
-        "what": "memory",
-        "new_tokens": _NEW_TOKENS.value,
-        "keys": _KEYS.value,
-        "gigabytes": {precision: round(value, 3) for precision, value in gigabytes.items()},
-        "max_gigabytes": _MAX_MEMORY_GB.value,
-        "ok": max(gigabytes.values()) <= _MAX_MEMORY_GB.value,
-    }
+    for precision, value in gigabytes.items():
+        recorder.add(
+            what="memory",
+            shape={"new_tokens": _NEW_TOKENS.value, "keys": _KEYS.value, "heads": _HEADS.value},
+            dtype=precision,
+            backend="xla",
+            bounds=(Check("gigabytes", value, _MAX_MEMORY_GB.value),),
+        )
 
 
 def _extra_memory() -> dict[str, float]:
@@ -151,23 +141,38 @@ def _extra_memory() -> dict[str, float]:
     return peaks
 
 
-def bench_import() -> dict[str, Any]:
+def bench_import(recorder: Recorder) -> None:
     """Whole interpreter starts, so that what Python itself takes is in both."""
 
     def start(code: str) -> Callable[[], Any]:
         return lambda: subprocess.run([sys.executable, "-c", code], check=True)
 
-    ours, jax_alone = _alternate(
-        start("import jaxfp8; jaxfp8.prefill_attention"), start("import jax")
+    times = _alternate(
+        "import",
+        {"ours": start("import jaxfp8; jaxfp8.prefill_attention"), "jax": start("import jax")},
     )
-    return {
-        "what": "import",
-        "seconds": round(ours, 3),
-        "jax_seconds": round(jax_alone, 3),
-        "ratio": round(ours / jax_alone, 3),
-        "max_ratio": _MAX_IMPORT_RATIO.value,
-        "ok": ours / jax_alone <= _MAX_IMPORT_RATIO.value,
-    }
+    _record(
+        recorder, "import", times["ours"], times["jax"], _MAX_IMPORT_RATIO.value, "jax_ms"
+    )  # fmt: skip
+
+
+def _record(
+    recorder: Recorder,
+    what: str,
+    ours: Timing,
+    other: Timing,
+    max_ratio: float,
+    other_name: str,
+    **fields: Any,
+) -> None:
+    recorder.add(
+        what=what,
+        backend="xla",
+        bounds=(Check("ratio", ours.median_ms / other.median_ms, max_ratio),),
+        details={other_name: other.median_ms},
+        **ours.fields,
+        **fields,
+    )
 
 
 def _attention(*arguments: jax.Array, causal: bool) -> jax.Array:
@@ -193,17 +198,21 @@ def _inputs(tokens_q: int, tokens_k: int) -> tuple[jax.Array, jax.Array, jax.Arr
     )
 
 
-def _alternate(*functions: Callable[[], Any]) -> list[float]:
-    """Median seconds of each, after one run to warm up, taking turns."""
-    seconds: list[list[float]] = [[] for _ in functions]
-    for repetition in range(_REPETITIONS.value + 1):
-        for function, times in zip(functions, seconds, strict=True):
-            start = time.perf_counter()
-            jax.block_until_ready(function())
-            if repetition:
-                times.append(time.perf_counter() - start)
-    return [statistics.median(times) for times in seconds]
+def _alternate(what: str, functions: dict[str, Callable[[], Any]]) -> dict[str, Timing]:
+    subjects = {
+        name: Subject(lambda i, function=function: function())
+        for name, function in functions.items()
+    }
+    with progress(len(subjects) * _REPETITIONS.value, what) as bar:
+        return take_turns(subjects, turns=_REPETITIONS.value, on_burst=bar.update)
+
+
+def _start(argv: Sequence[str]) -> int:
+    if _CHILD.value:
+        print(json.dumps(_extra_memory()))
+        return 0
+    return outcome("xla_backend", main, argv)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(_start)

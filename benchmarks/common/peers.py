@@ -1,0 +1,186 @@
+# SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Attention that others offer for the same shapes, in bfloat16, by name.
+
+Each makes a Subject from the sets of inputs, and raises where it does not serve the batch. A peer
+that is installed takes part; one that is asked for by name and cannot is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from common import inputs, torch_on_gpu
+from common.inputs import Batch, Tensors, pick
+from common.program import choose
+from common.timing import Subject
+from jaxfp8.cli import CommandError
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """An implementation of attention.
+
+    Attributes:
+      name: as --peers has it.
+      missing: why it cannot run on this machine, or None.
+      make: its Subject; `output` gives [Tq, H, Dv] and None, for these do not return an LSE.
+    """
+
+    name: str
+    missing: Callable[[], str | None]
+    make: Callable[[Batch, list[Tensors]], Subject]
+
+
+def select(names: Sequence[str] | None) -> list[Peer]:
+    """The peers of those names; those that can run here where names is None.
+
+    Raises:
+      CommandError: a name is unknown, or its peer cannot run here.
+    """
+    if names is None:
+        return [peer for peer in _PEERS.values() if peer.missing() is None]
+    peers = [_PEERS[name] for name in choose("peers", names, _PEERS)]
+    for peer in peers:
+        if reason := peer.missing():
+            raise CommandError(f"--peers: {peer.name} cannot run here: {reason}")
+    return peers
+
+
+def torch_missing() -> str | None:
+    """Why torch cannot be used beside JAX, or None."""
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed"
+    if jax.default_backend() != "cpu" and not torch_on_gpu.usable():
+        return "torch sees no GPU"
+    return None
+
+
+def _torch_gpu_missing() -> str | None:
+    if jax.default_backend() == "cpu":
+        return "it needs a GPU"
+    return torch_missing()
+
+
+def _cudnn_missing() -> str | None:
+    if any("NVIDIA" in device.device_kind for device in jax.devices()):
+        return None
+    return "it needs an NVIDIA GPU"
+
+
+def _torch_attention(kernel: str | None, batch: Batch, sets: list[Tensors]) -> Subject:
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.attention.bias import causal_lower_right
+
+    _one_sequence(batch)
+    operands = [
+        [torch.from_dlpack(x).transpose(0, 1)[None].contiguous() for x in tensors]
+        for tensors in sets
+    ]
+    options: dict[str, Any] = {}
+    if batch.causal and batch.tokens_q == batch.tokens_k:
+        options["is_causal"] = True
+    elif batch.causal:
+        options["attn_mask"] = causal_lower_right(batch.tokens_q, batch.tokens_k)
+    chosen = None if kernel is None else getattr(SDPBackend, kernel)
+
+    def launch(number: int) -> Any:
+        with torch.inference_mode(), sdpa_kernel(chosen) if chosen else contextlib.nullcontext():
+            return torch.nn.functional.scaled_dot_product_attention(
+                *pick(operands, number), **options
+            )
+
+    def output(out: Any) -> tuple[np.ndarray, None]:
+        return out[0].transpose(0, 1).float().cpu().numpy(), None
+
+    return Subject(launch, torch_on_gpu.synchronize, output)
+
+
+def _jax_cudnn(batch: Batch, sets: list[Tensors]) -> Subject:
+    _one_sequence(batch)
+    if batch.causal and batch.tokens_q != batch.tokens_k:
+        raise NotImplementedError("its causal mask is aligned top left")
+
+    @jax.jit
+    def attention(q: Any, k: Any, v: Any) -> jax.Array:
+        return jax.nn.dot_product_attention(
+            q[None], k[None], v[None], is_causal=batch.causal, implementation="cudnn"
+        )[0]
+
+    return Subject(lambda i: attention(*pick(sets, i)), output=_on_host)
+
+
+def _jax_xla(batch: Batch, sets: list[Tensors]) -> Subject:
+    """The three lines that attention is, as XLA compiles them: all scores are in memory."""
+    mask = _mask(batch) if batch.causal or len(batch.lengths_q) > 1 else None
+
+    @jax.jit
+    def attention(q: Any, k: Any, v: Any, mask: Any) -> jax.Array:
+        scores = jnp.einsum("qhd,khd->hqk", q, k, preferred_element_type=jnp.float32)
+        scores = scores * inputs.QK_HEAD_DIM**-0.5
+        if mask is not None:
+            scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+        p = jax.nn.softmax(scores, axis=-1)
+        if mask is not None:
+            p = jnp.where(mask, p, 0)  # a row that sees no key
+        return jnp.einsum("hqk,khd->qhd", p.astype(v.dtype), v)
+
+    return Subject(lambda i: attention(*pick(sets, i), mask), output=_on_host)
+
+
+def _on_host(out: jax.Array) -> tuple[np.ndarray, None]:
+    return np.asarray(out), None
+
+
+def _one_sequence(batch: Batch) -> None:
+    if len(batch.lengths_q) > 1:
+        raise NotImplementedError("it serves one sequence a call, or sequences of one length")
+
+
+def _mask(batch: Batch) -> jax.Array:
+    """bool [Tq, Tk]: which keys a token sees."""
+
+    def places(lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        sequence = np.repeat(np.arange(len(lengths)), lengths)
+        # Counted from the end of the sequence, as the causal mask is aligned there.
+        from_end = np.concatenate([np.arange(-n, 0) for n in lengths])
+        return sequence, from_end
+
+    sequence_q, place_q = places(batch.lengths_q)
+    sequence_k, place_k = places(batch.lengths_k)
+    mask = sequence_q[:, None] == sequence_k[None]
+    if batch.causal:
+        mask &= place_k[None] <= place_q[:, None]
+    return jnp.asarray(mask)
+
+
+_PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer(
+            "torch-cudnn",
+            _torch_gpu_missing,
+            functools.partial(_torch_attention, "CUDNN_ATTENTION"),
+        ),
+        Peer(
+            "torch-flash",
+            _torch_gpu_missing,
+            functools.partial(_torch_attention, "FLASH_ATTENTION"),
+        ),
+        Peer("torch-sdpa", torch_missing, functools.partial(_torch_attention, None)),
+        Peer("jax-cudnn", _cudnn_missing, _jax_cudnn),
+        Peer("jax-xla", lambda: None, _jax_xla),
+    )
+}
+
+NAMES = tuple(_PEERS)

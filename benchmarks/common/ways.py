@@ -1,0 +1,80 @@
+# SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The three ways in which a prefill pass attends to its context, and what they share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jaxfp8
+from common import backends, inputs
+from jaxfp8.cli import CommandError
+from jaxfp8.ops.attention.base import AttentionSpec, Precision
+from jaxfp8.ops.attention.registry import choose_backend
+from jaxfp8.targets import detect_target
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """A precision, and for FP8 whether the scales are static."""
+
+    name: str
+    precision: Precision
+    static: bool
+
+    @property
+    def dtype(self) -> str:
+        """As results have it."""
+        return backends.dtype_name(self.precision) + (" static" if self.static else "")
+
+
+WAYS = (
+    Way("bf16", "bf16", False),
+    Way("fp8 dynamic", "fp8", False),
+    Way("fp8 static", "fp8", True),
+)
+
+MARGIN = 1.1
+"""Headroom of static scales over the arrays that they come from."""
+
+
+def static_scales(q: Any, k: Any, v: Any) -> jaxfp8.LayerScales:
+    """From arrays like those to come, [T, H, D] each.
+
+    Raises:
+      CommandError: no FP8 format is known for the device.
+    """
+    fmt = detect_target().fp8_format
+    if fmt is None:
+        raise CommandError(f"no FP8 format is known for {detect_target().arch}")
+    return jaxfp8.LayerScales(
+        *(jaxfp8.descale_from_amax(jaxfp8.per_head_amax(x), fmt, margin=MARGIN) for x in (q, k, v))
+    )
+
+
+def chosen_backend(precision: Precision, name: str | None, heads: int) -> str:
+    """The backend that serves MLA's head dims here, the named one or the library's choice."""
+    spec = AttentionSpec(
+        precision, backends.fp8_format(precision), heads, inputs.QK_HEAD_DIM, inputs.V_HEAD_DIM
+    )
+    return choose_backend(name, spec, detect_target()).name
+
+
+def segment_lengths(context: int, segment: int) -> list[int]:
+    """Tokens of each segment of a context."""
+    full, rest = divmod(context, segment)
+    return [segment] * full + ([rest] if rest else [])
+
+
+def token_counts(option: str, texts: Sequence[str]) -> list[int]:
+    """Numbers of tokens, ascending.
+
+    Raises:
+      CommandError: one is no positive number.
+    """
+    for text in texts:
+        if not text.isdecimal() or int(text) < 1:
+            raise CommandError(f"--{option}: {text}: expected a number of tokens")
+    return sorted({int(text) for text in texts})

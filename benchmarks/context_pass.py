@@ -1,0 +1,386 @@
+# SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A whole prefill pass over a long context: BF16, FP8 with dynamic scales, FP8 with static ones.
+
+    python benchmarks/context_pass.py
+    python benchmarks/context_pass.py --contexts=1047552 --levels=layer --max_time_of_bf16=0.8
+
+The new tokens attend to each other, causally and in BF16, and then to the context in segments. The
+three ways take turns, so that each repeat of one has a matched repeat of the others, and ratios are
+medians over the matched ones.
+
+- attention: start_prefill, attend_new_tokens, attend_segment, called one after the other on K and V
+  as an up-projection leaves them (K's own columns beside V, its shared ones apart).
+- layer: jaxfp8.models' prefill_layer, one compiled program from hidden states and latent cache to
+  the output of the layer.
+
+Then the parts of a segment alone: up-projection, quantization (in BF16: packing), attention, merge.
+
+The attention pass is compared with float64 attention for a sample of rows and heads, the layer in
+FP8 with the layer in BF16.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+from common import backends, inputs, reference
+from common.inputs import Batch
+from common.program import REFCHECK, Recorder, choose, progress, run, start_device
+from common.result import Check
+from common.timing import Subject, Timing, take_turns
+from common.ways import (
+    WAYS,
+    Way,
+    chosen_backend,
+    segment_lengths,
+    static_scales,
+    token_counts,
+)
+
+import jaxfp8
+from jaxfp8 import packing
+from jaxfp8.models import KIMI_K3, MlaWeights, mla, random_weights
+from jaxfp8.models.batch import PrefillBatch
+from jaxfp8.models.prefill import prefill_layer
+from jaxfp8.states import merge_float32
+
+_LEVELS = ("attention", "layer")
+
+_CONTEXTS = flags.DEFINE_list("contexts", ["131072", "524288", "1047552"], "tokens of context")
+_SEGMENT = flags.DEFINE_integer("segment", 65536, "tokens of a segment", lower_bound=1)
+_NEW_TOKENS = flags.DEFINE_integer("new_tokens", 4096, "new tokens", lower_bound=1)
+_HEADS = flags.DEFINE_integer("heads", 12, "heads: those of one rank", lower_bound=1)
+_SELECTED = flags.DEFINE_list("levels", list(_LEVELS), f"some of {', '.join(_LEVELS)}")
+_BACKENDS = flags.DEFINE_list("backends", None, "of this library; its own choice if not given")
+_REPEATS = flags.DEFINE_integer("repeats", 3, "matched repeats", lower_bound=1)
+_BURST_MS = flags.DEFINE_float("burst_ms", 300.0, "least length of a repeat", lower_bound=0.0)
+_PARTS = flags.DEFINE_bool("parts", True, "also time the parts of a segment")
+_MAX_TIME_OF_BF16 = flags.DEFINE_float(
+    "max_time_of_bf16", None, "bound on the time of FP8 with static scales over that of BF16"
+)
+
+_CONFIG = KIMI_K3
+
+
+def main(recorder: Recorder) -> None:
+    """Runs every context at every level, the shortest first."""
+    levels = choose("levels", _SELECTED.value, _LEVELS)
+    contexts = token_counts("contexts", _CONTEXTS.value)
+    start_device()
+    names = _BACKENDS.value and backends.select(_BACKENDS.value, "fp8", _HEADS.value)
+    makers: dict[str, Callable[[], Any]] = {"attention": AttentionPass, "layer": LayerPass}
+    for level in levels:
+        one = makers[level]()
+        for context in contexts:
+            for backend in names or [None]:
+                _run_pass(recorder, level, one, context, backend)
+        if _PARTS.value and level == "layer":
+            for backend in names or [None]:
+                _run_parts(recorder, one, contexts, backend)
+
+
+def _run_pass(recorder: Recorder, level: str, one: Any, context: int, backend: str | None) -> None:
+    ways = {way.name: way for way in WAYS}
+    subjects, first_seconds, errors = {}, {}, {}
+    for name, way in ways.items():
+        subjects[name] = one.subject(context, way, backend)
+        start = time.perf_counter()
+        result = subjects[name].launch(0)
+        subjects[name].wait(result)
+        first_seconds[name] = time.perf_counter() - start
+        errors[name] = one.check(context, way, subjects[name].output(result))
+    with progress(_REPEATS.value * len(ways), f"{level} {context}") as bar:
+        times = take_turns(
+            subjects,
+            turns=_REPEATS.value,
+            least_seconds=1e-3 * _BURST_MS.value,
+            on_burst=bar.update,
+        )
+    for name, way in ways.items():
+        details: dict[str, Any] = {"first_call_s": first_seconds[name]}
+        bounds: tuple[Check, ...] = ()
+        of_bf16 = _matched_ratio(times[name], times["bf16"])
+        if way.precision == "fp8":
+            details["times_bf16"] = 1 / of_bf16
+        if way.static:
+            details["time_of_dynamic"] = _matched_ratio(times[name], times["fp8 dynamic"])
+            if _MAX_TIME_OF_BF16.value is not None:
+                bounds = (Check("time over that of BF16", of_bf16, _MAX_TIME_OF_BF16.value),)
+        recorder.add(
+            what=f"{level} pass",
+            case=name,
+            shape=_shape(context),
+            dtype=way.dtype,
+            backend=chosen_backend(way.precision, backend, _HEADS.value),
+            flops=one.flops(context),
+            errors=errors[name],
+            bounds=bounds,
+            details=details,
+            **times[name].fields,
+        )
+
+
+def _matched_ratio(a: Timing, b: Timing) -> float:
+    return statistics.median(x / y for x, y in zip(a.seconds, b.seconds, strict=True))
+
+
+def _shape(context: int) -> dict[str, int]:
+    return {
+        "context": context,
+        "new_tokens": _NEW_TOKENS.value,
+        "heads": _HEADS.value,
+        "segment": _SEGMENT.value,
+    }
+
+
+def _attention_flops(context: int) -> int:
+    new = _NEW_TOKENS.value
+    batches = (Batch((new,), (context,), False), Batch((new,), (new,), True))
+    return sum(batch.flops(_HEADS.value) for batch in batches)
+
+
+class AttentionPass:
+    """The pass on K and V that lie in memory, as views of what an up-projection writes.
+
+    Segments are made as contexts ask for them, and kept: the longest context holds 6.6 GB of
+    1,047,552 tokens and 12 heads.
+    """
+
+    def __init__(self) -> None:
+        new, heads = _NEW_TOKENS.value, _HEADS.value
+        self.q = inputs.normal(0, new, heads, inputs.QK_HEAD_DIM)
+        self.new = self._make_segment(1, new)
+        self.cu_q = inputs.cu_seqlens([new])
+        self.segments: list[Any] = []
+        self.exact: dict[int, tuple[reference.Exact, reference.Sample]] = {}
+        k, v = self.new
+        self.scales = static_scales(self.q, k.materialize(), v)
+
+    @staticmethod
+    def _make_segment(seed: int, tokens: int) -> Any:
+        nope_and_v = inputs.normal(
+            2 * seed, tokens, _HEADS.value, inputs.NOPE_DIM + inputs.V_HEAD_DIM
+        )
+        rope = inputs.normal(2 * seed + 1, tokens, inputs.ROPE_DIM)
+        key = jaxfp8.AssembledKey(jaxfp8.HeadSlice(nope_and_v, 0, inputs.NOPE_DIM), rope)
+        return key, jaxfp8.HeadSlice(nope_and_v, inputs.NOPE_DIM, inputs.V_HEAD_DIM)
+
+    def flops(self, context: int) -> int:
+        """Of the attention."""
+        return _attention_flops(context)
+
+    def subject(self, context: int, way: Way, backend: str | None) -> Subject:
+        """The pass; `output` gives out and LSE on the host."""
+        lengths = segment_lengths(context, _SEGMENT.value)
+        while len(self.segments) < len(lengths):
+            self.segments.append(self._make_segment(2 + len(self.segments), _SEGMENT.value))
+        cu_k = [inputs.cu_seqlens([length]) for length in lengths]
+        scales = self.scales if way.static else jaxfp8.LayerScales(None, None, None)
+
+        @jax.jit
+        def begin(q: Any, k: Any, v: Any, cu_q: Any, scales: Any) -> Any:
+            state = jaxfp8.start_prefill(
+                q, cu_q, precision=way.precision, q_descale=scales.q, backend=backend
+            )
+            return jaxfp8.attend_new_tokens(state, k, v)
+
+        @jax.jit
+        def step(state: Any, k: Any, v: Any, cu_k: Any, scales: Any) -> Any:
+            return jaxfp8.attend_segment(state, k, v, cu_k, k_descale=scales.k, v_descale=scales.v)
+
+        finish = jax.jit(lambda state: (state.out, state.lse))
+
+        def launch(number: int) -> Any:
+            state = begin(self.q, *self.new, self.cu_q, scales)
+            for (k, v), cu in zip(self.segments, cu_k, strict=False):
+                state = step(state, k, v, cu, scales)
+            return finish(state)
+
+        return Subject(launch, output=lambda result: tuple(map(np.asarray, result)))
+
+    def check(self, context: int, way: Way, output: Any) -> tuple[Check, ...]:
+        """Against float64, for a sample."""
+        if not REFCHECK.value:
+            return ()
+        exact, sampled = self._exact(context)
+        return reference.compare(*output, exact, sampled, way.precision)
+
+    def _exact(self, context: int) -> tuple[reference.Exact, reference.Sample]:
+        if context not in self.exact:
+            self.exact[context] = self._compute_exact(context)
+        return self.exact[context]
+
+    def _compute_exact(self, context: int) -> tuple[reference.Exact, reference.Sample]:
+        own = Batch((_NEW_TOKENS.value,), (_NEW_TOKENS.value,), True)
+        sampled = reference.sample(own, _HEADS.value, rows=16, heads=2)
+        q = np.asarray(self.q[sampled.rows][:, sampled.heads])
+        lengths = segment_lengths(context, _SEGMENT.value)
+
+        def chunk(segment: Any, length: int) -> tuple[np.ndarray, np.ndarray]:
+            key, value = segment
+            nope_and_v = np.asarray(value.array[:length, sampled.heads])
+            rope = np.asarray(key.rope[:length])[:, None].repeat(len(sampled.heads), 1)
+            k = np.concatenate([nope_and_v[:, :, : inputs.NOPE_DIM], rope], axis=2)
+            return k, nope_and_v[:, :, inputs.NOPE_DIM :]
+
+        def chunks() -> Any:
+            for segment, length in zip(self.segments, lengths, strict=False):
+                yield chunk(segment, length)
+            yield chunk(self.new, _NEW_TOKENS.value)
+
+        # Context first, then the new tokens up to the row's own.
+        visible = context + sampled.rows + 1
+        scale = inputs.QK_HEAD_DIM**-0.5
+        return reference.attention_rows(q, chunks(), visible, scale), sampled
+
+
+class LayerPass:
+    """The pass from hidden states and latent cache to the output of the layer, a single program.
+
+    The cache is donated to each launch and comes back: what is written into it, the latents of the
+    new tokens, is the same every time.
+    """
+
+    def __init__(self) -> None:
+        new = _NEW_TOKENS.value
+        self.weights: MlaWeights = random_weights(
+            _CONFIG, jax.random.key(1), num_heads=_HEADS.value
+        )
+        self.hidden = inputs.normal(0, new, _CONFIG.hidden_size)
+        self.cache: jax.Array | None = None
+        self.bf16_output: tuple[int, np.ndarray] | None = None
+        q = jax.jit(mla.queries, static_argnums=0)(_CONFIG, self.weights, self.hidden)
+        cached = jax.jit(mla.latents, static_argnums=0)(_CONFIG, self.weights, self.hidden)
+        k, v = jax.jit(mla.up_project, static_argnums=0)(_CONFIG, self.weights, cached)
+        self.q, self.latents = q, cached
+        self.scales = static_scales(q, k.materialize(), v)
+        queries, keys = (reference.heads_first(np.asarray(x[:64])) for x in (q, k.materialize()))
+        self.score_norm = reference.score_norm(queries, keys, _CONFIG.softmax_scale)
+
+    def flops(self, context: int) -> int:
+        """Of the attention and of the up-projection."""
+        head_dims = _CONFIG.qk_nope_head_dim + _CONFIG.v_head_dim
+        up_projection = 2 * context * _CONFIG.kv_lora_rank * _HEADS.value * head_dims
+        return _attention_flops(context) + up_projection
+
+    def subject(self, context: int, way: Way, backend: str | None) -> Subject:
+        """The pass; `output` gives the layer's output on the host."""
+        new = _NEW_TOKENS.value
+        if self.cache is None or self.cache.shape[0] != context + new:
+            self.cache = None  # the old one goes before the new one comes
+            self.cache = random_cache(context + new)
+        batch = PrefillBatch(
+            cu_seqlens_q=inputs.cu_seqlens([new]),
+            context_lens=jnp.asarray([context], jnp.int32),
+            cu_seqlens_cache=inputs.cu_seqlens([context + new]),
+        )
+        # One jitted function around it: its checks read the batch's values, which waits for them.
+        scales = self.scales if way.static else None
+
+        @functools.partial(jax.jit, donate_argnums=2)
+        def layer(weights: Any, hidden: Any, cache: Any, batch: Any, scales: Any) -> Any:
+            return prefill_layer(
+                _CONFIG, weights, hidden, cache, batch,
+                segment=_SEGMENT.value, precision=way.precision, scales=scales, backend=backend,
+            )  # fmt: skip
+
+        def launch(number: int) -> Any:
+            result = layer(self.weights, self.hidden, self.cache, batch, scales)
+            self.cache = result.cache
+            return result.out
+
+        return Subject(launch, output=np.asarray)
+
+    def check(self, context: int, way: Way, output: Any) -> tuple[Check, ...]:
+        """FP8 against BF16, which comes first."""
+        if not REFCHECK.value:
+            return ()
+        if way.precision == "bf16":
+            self.bf16_output = (context, output)
+            return ()
+        assert self.bf16_output is not None and self.bf16_output[0] == context
+        error = reference.relative_error(output, self.bf16_output[1])
+        limit = reference.out_limit("fp8", self.score_norm)
+        return (Check("relative error to BF16", error, limit),)
+
+    def parts(self, way: Way, backend: str | None) -> dict[str, Subject]:
+        """What a segment goes through, each alone, at the size of one segment."""
+        name = chosen_backend(way.precision, backend, _HEADS.value)
+        cached = random_cache(_SEGMENT.value)
+        cu_q = inputs.cu_seqlens([_NEW_TOKENS.value])
+        cu_k = inputs.cu_seqlens([_SEGMENT.value])
+        q_descale, k_descale, v_descale = self.scales if way.static else (None, None, None)
+        up_project = jax.jit(functools.partial(mla.up_project, _CONFIG))
+
+        @jax.jit
+        def quantize(k: Any, v: Any, k_descale: Any, v_descale: Any) -> Any:
+            return packing.pack_context(k, v, cu_k, k_descale, v_descale, way.precision, None, name)
+
+        attend = jax.jit(
+            functools.partial(jaxfp8.attend, causal=False, softmax_scale=_CONFIG.softmax_scale)
+        )
+        k, v = up_project(self.weights, cached)
+        context = quantize(k, v, k_descale, v_descale)
+        query = packing.pack_query(
+            self.q, cu_q, q_descale, way.precision, None, name, v_head_dim=inputs.V_HEAD_DIM
+        )
+        state = attend(query, context)
+        acc = state.out.astype(jnp.float32)
+        merge = jax.jit(merge_float32)
+        return {
+            "up-projection": Subject(lambda i: up_project(self.weights, cached)),
+            "quantization": Subject(lambda i: quantize(k, v, k_descale, v_descale)),
+            "attention": Subject(lambda i: attend(query, context)),
+            "merge": Subject(lambda i: merge(acc, state.lse, state.out, state.lse)),
+        }
+
+
+def random_cache(tokens: int) -> jax.Array:
+    """bfloat16 [tokens, 576], of variance 1; drawn in pieces, whose random bits are 32-bit."""
+    size, piece = _CONFIG.latent_dim, 1 << 16
+    drawn = [inputs.normal(7 + at, min(piece, tokens - at), size) for at in range(0, tokens, piece)]
+    return jnp.concatenate(drawn)
+
+
+def _run_parts(
+    recorder: Recorder, layer: LayerPass, contexts: list[int], backend: str | None
+) -> None:
+    layer.cache = None  # room for what a segment becomes
+    for way in WAYS:
+        subjects = layer.parts(way, backend)
+        with progress(_REPEATS.value * len(subjects), f"parts, {way.name}") as bar:
+            times = take_turns(
+                subjects,
+                turns=_REPEATS.value,
+                least_launches=3,
+                least_seconds=1e-3 * _BURST_MS.value / 10,
+                on_burst=bar.update,
+            )
+        total = sum(timing.median_ms for timing in times.values())
+        for name, timing in times.items():
+            per_pass = {
+                f"ms_of_{context}": len(segment_lengths(context, _SEGMENT.value)) * timing.median_ms
+                for context in contexts
+            }
+            recorder.add(
+                what=f"segment: {name}",
+                case=way.name,
+                shape={k: v for k, v in _shape(0).items() if k != "context"},
+                dtype=way.dtype,
+                backend=chosen_backend(way.precision, backend, _HEADS.value),
+                details={"share": timing.median_ms / total, **per_pass},
+                **timing.fields,
+            )
+
+
+if __name__ == "__main__":
+    run("context_pass", main)

@@ -1,0 +1,135 @@
+# SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A latent cache with needles in it, for a whole MLA layer with seeded weights.
+
+A needle is a cached token whose latent is the nearest one to a random latent that gives one query
+the score it needs, MARGIN nats above what all other tokens weigh together, in every head: with few
+heads and many latent columns there is one. Nothing in the layer's weights helps.
+
+What the layer would say had it found a needle is what it says of a context that holds the needle
+alone. A needle counts as found if the output of its row is nearest to that, among those of all
+needles and of a token that no query asks for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from common import inputs, reference
+from common.result import Check
+from common.ways import Way, static_scales
+
+from jaxfp8.models import MlaConfig, mla, random_weights
+from jaxfp8.models.batch import PrefillBatch
+from jaxfp8.models.prefill import prefill_layer
+
+SPREAD, MARGIN = 2.0, 4.0
+
+_PIECE = 1 << 16
+
+
+class LatentHaystack:
+    """New tokens, and a cache with a needle at each depth."""
+
+    def __init__(
+        self,
+        config: MlaConfig,
+        context: int,
+        new_tokens: int,
+        segment: int,
+        heads: int,
+        depths: Sequence[int],
+    ) -> None:
+        self.config, self.segment = config, segment
+        self.context, self.new_tokens = context, new_tokens
+        weights = random_weights(config, jax.random.key(0), num_heads=heads)
+        # Scores of q and k of unit variance spread by 1 nat.
+        self.weights = weights._replace(q_b_proj=weights.q_b_proj * SPREAD)
+        self.hidden = inputs.normal(0, new_tokens, config.hidden_size)
+        self.rows = new_tokens - len(depths) + np.arange(len(depths))
+        self.places = [min(context - 1, context * depth // 100) for depth in depths]
+        q = jax.jit(mla.queries, static_argnums=0)(config, self.weights, self.hidden)
+        self.needles = self._needles(q)
+        up_project = jax.jit(mla.up_project, static_argnums=0)
+        k, v = up_project(config, self.weights, self._piece(0, min(context, _PIECE)))
+        k = k.materialize()
+        self.scales = static_scales(q, k, v)
+        norm_of = (reference.heads_first(np.asarray(x[:256])) for x in (q, k))
+        self.score_norm = reference.score_norm(*norm_of, config.softmax_scale)
+        self.candidates = self._candidates()
+
+    def run(self, way: Way, backend: str | None) -> np.ndarray:
+        """float32 [T, hidden_size]: the layer's output."""
+        pieces = [
+            self._piece(at, min(_PIECE, self.context - at)) for at in range(0, self.context, _PIECE)
+        ]
+        return self._prefill(jnp.concatenate(pieces), way, backend)
+
+    def found(self, out: np.ndarray) -> list[bool]:
+        """Whether each needle is."""
+        answers = out[self.rows]
+        said = np.stack([x[self.rows] for x in self.candidates], axis=1)  # [N, C, hidden_size]
+        distances = np.linalg.norm(answers[:, None] - said, axis=-1)
+        return (distances.argmin(axis=1) == np.arange(len(self.rows))).tolist()
+
+    def check(self, out: np.ndarray, bf16: np.ndarray) -> tuple[Check, ...]:
+        """FP8 against BF16, over all rows and over those that ask."""
+        limit = reference.out_limit("fp8", self.score_norm)
+        return tuple(
+            Check(name, reference.relative_error(out[rows], bf16[rows]), limit)
+            for name, rows in (
+                ("relative error to BF16", slice(None)),
+                ("relative error to BF16 at needles", self.rows),
+            )
+        )
+
+    def _piece(self, at: int, tokens: int) -> jax.Array:
+        """bfloat16 [tokens, latent_dim]: a part of the cache."""
+        cached = inputs.normal(1 + at, tokens, self.config.latent_dim)
+        for i, place in enumerate(self.places):
+            if at <= place < at + tokens:
+                cached = cached.at[place - at].set(self.needles[i])
+        return cached
+
+    def _prefill(self, context: jax.Array, way: Way, backend: str | None) -> np.ndarray:
+        tokens = context.shape[0]
+        room = jnp.zeros((self.new_tokens, self.config.latent_dim), jnp.bfloat16)
+        batch = PrefillBatch(
+            cu_seqlens_q=inputs.cu_seqlens([self.new_tokens]),
+            context_lens=jnp.asarray([tokens], jnp.int32),
+            cu_seqlens_cache=inputs.cu_seqlens([tokens + self.new_tokens]),
+        )
+        result = prefill_layer(
+            self.config, self.weights, self.hidden, jnp.concatenate([context, room]), batch,
+            segment=self.segment, precision=way.precision,
+            scales=self.scales if way.static else None, backend=backend,
+        )  # fmt: skip
+        return np.asarray(result.out)
+
+    def _candidates(self) -> list[np.ndarray]:
+        """What the layer says of each needle alone, and last of a token that nobody asks for."""
+        plain = inputs.normal(10**6, 1, self.config.latent_dim)
+        bf16 = Way("bf16", "bf16", False)
+        return [self._prefill(x, bf16, None) for x in (*self.needles[:, None], plain)]
+
+    def _needles(self, q: jax.Array) -> jax.Array:
+        """bfloat16 [N, latent_dim]."""
+        nope = self.config.qk_nope_head_dim
+        to_k = np.asarray(self.weights.kv_b_proj[:, :nope]).astype(np.float64)  # [H, nope, rank]
+        asking = np.asarray(q[self.rows]).astype(np.float64)  # [N, H, Dqk]
+        # A score is this vector of a head times the latent.
+        scores = self.config.softmax_scale * np.concatenate(
+            [np.einsum("nhd,hdr->nhr", asking[:, :, :nope], to_k), asking[:, :, nope:]], axis=2
+        )
+        wanted = math.log(self.context + self.new_tokens) + SPREAD**2 / 2 + MARGIN
+        shape = (len(self.rows), self.config.latent_dim)
+        plain = np.asarray(inputs.normal(10**6 + 1, *shape)).astype(np.float64)
+        needles = [
+            latent + np.linalg.lstsq(score, wanted - score @ latent, rcond=None)[0]
+            for score, latent in zip(scores, plain, strict=True)
+        ]
+        return jnp.asarray(np.stack(needles), jnp.bfloat16)
