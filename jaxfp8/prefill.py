@@ -74,11 +74,11 @@ def prefill_attention(
     Example:
       Two sequences in one batch, 3 and 5 new tokens over 7 and 9 keys:
 
-      >>> import jax, jax.numpy as jnp, jaxfp8
-      >>> rng = jax.random.split(jax.random.key(0), 3)
-      >>> q = jax.random.normal(rng[0], (8, 2, 192), jnp.bfloat16)
-      >>> k = jax.random.normal(rng[1], (16, 2, 192), jnp.bfloat16)
-      >>> v = jax.random.normal(rng[2], (16, 2, 128), jnp.bfloat16)
+      >>> import jax.numpy as jnp, numpy as np, jaxfp8
+      >>> rng = np.random.default_rng(0)
+      >>> q = jnp.asarray(rng.standard_normal((8, 2, 192)), jnp.bfloat16)
+      >>> k = jnp.asarray(rng.standard_normal((16, 2, 192)), jnp.bfloat16)
+      >>> v = jnp.asarray(rng.standard_normal((16, 2, 128)), jnp.bfloat16)
       >>> cu_seqlens_q = jnp.array([0, 3, 8], jnp.int32)
       >>> cu_seqlens_k = jnp.array([0, 7, 16], jnp.int32)
       >>> out, lse = jaxfp8.prefill_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, causal=True)

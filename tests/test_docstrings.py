@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import doctest
 import importlib
+from collections.abc import Iterator
 
+import jax
 import pytest
 
 MODULES = (
@@ -49,6 +51,16 @@ def examples_of(module: str) -> list[doctest.DocTest]:
     return [test for test in found if test.examples]
 
 
+@pytest.fixture
+def compiled_fast() -> Iterator[None]:
+    """The examples are a few numbers each: compiling them is what takes time."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.mark.usefixtures("compiled_fast")
 @pytest.mark.parametrize("module", MODULES)
 def test_examples(module, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
