@@ -38,6 +38,11 @@ def exp2(x: jax.Array) -> jax.Array:
     return _exp2_p.bind(x)
 
 
+def fma(x: jax.Array, y: jax.Array, z: jax.Array) -> jax.Array:
+    """x * y + z of float32, rounded once in a compiled kernel; y and z are broadcast to x."""
+    return _fma_p.bind(x, jnp.broadcast_to(y, x.shape), jnp.broadcast_to(z, x.shape))
+
+
 def to_fp8(x: jax.Array, fmt: Fp8Format) -> jax.Array:
     """float32 to FP8, to nearest even; NaN stays NaN. |x| must not pass fmt.max.
 
@@ -167,8 +172,8 @@ def _quantize_in_triton(x: jax.Array, descale: jax.Array, *, fmt: Fp8Format) -> 
     x = x * factor
     first = quotient = x * reciprocal
     for _ in range(2):
-        remainder = _fma_p.bind(-quotient, divisor, x)
-        quotient = _fma_p.bind(remainder, reciprocal, quotient)
+        remainder = fma(-quotient, divisor, x)
+        quotient = fma(remainder, reciprocal, quotient)
     # Not jnp.minimum: its Triton lowering turns NaN into the bound.
     magnitude = jnp.where(jnp.abs(first) > fmt.max, fmt.max, jnp.abs(quotient))
     sign = jax.lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(1 << 31)

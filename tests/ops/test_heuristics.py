@@ -21,8 +21,9 @@ def tuned_file(tmp_path, monkeypatch):
 
 
 def test_the_table(tuned_file):
-    assert default_config("gfx942", "fp8").permute_keys
-    assert default_config("gfx942", "bf16").block_k == 32
+    for head_dim in (192, 128):
+        assert default_config("gfx942", "fp8", head_dim).permute_keys
+        assert default_config("gfx942", "bf16", head_dim).block_k == 32
     assert default_config("cpu", "fp8") == KernelConfig()
 
 

@@ -67,22 +67,25 @@ def device_of(arch: str) -> Device:
     return _DEVICES.get(arch, Device(slots=1))
 
 
-# gfx942: chosen by what XLA:ROCm of JAX 0.10.2, 0.11.2 and 0.12.0 makes of them at head dims
-# (192, 128): no spills, at most 256 registers, so that two waves share a SIMD and hide each other's
-# vector work. At (128, 128) the same are within those bounds.
+# gfx942: chosen by what XLA:ROCm of JAX 0.10.2, 0.11.2 and 0.12.0 makes of them: no spills, at most
+# 256 registers, so that two waves share a SIMD and hide each other's vector work. V's head dim is
+# 128 in all.
 #
-# FP8: the 32x32x16 matrix instruction wants groups of 16 keys permuted. Scores first takes 227 to
-# 250 registers, scores last up to 257.
+# FP8: the 32x32x16 matrix instruction wants groups of 16 keys permuted. Scores first takes fewer
+# registers than scores last, which passes 256 on one of the three.
 #
 # BF16: 32x32x8 wants no permutation. With 64 keys a tile Q, scores and prefetched keys together
-# need about 300 registers; with 32 keys and scores last 246 to 252.
+# need about 300 registers at head dim 192 and 280 at 128. Scores first takes fewer vector
+# instructions; at head dim 192 there are not the registers for it.
 #
 # Elsewhere: the defaults of KernelConfig, which are tested on an H200. Timed there once, 12 heads,
 # 4096 rows over 65,536 keys: FP8 13.3 ms, BF16 7.5 ms. Faster there, but their numbers not checked:
 # FP8 with 128 keys, 8 warps and 3 stages 7.5 ms; BF16 with 8 warps 6.1 ms.
-_TABLE: dict[tuple[str, Precision], KernelConfig] = {
-    ("gfx942", "fp8"): KernelConfig(permute_keys=True, scores_first=True),
-    ("gfx942", "bf16"): KernelConfig(block_k=32),
+_TABLE: dict[tuple[str, Precision, int], KernelConfig] = {
+    ("gfx942", "fp8", 192): KernelConfig(permute_keys=True, scores_first=True),
+    ("gfx942", "fp8", 128): KernelConfig(permute_keys=True, scores_first=True),
+    ("gfx942", "bf16", 192): KernelConfig(block_k=32),
+    ("gfx942", "bf16", 128): KernelConfig(block_k=32, scores_first=True),
 }
 
 
@@ -93,7 +96,7 @@ def default_config(arch: str, precision: Precision, qk_head_dim: int = 192) -> K
       ValueError: there is a TUNED_FILE, and it is not sound.
     """
     tuned = _tuned().get(f"{arch}/{precision}/{qk_head_dim}")
-    return tuned or _TABLE.get((arch, precision), KernelConfig())
+    return tuned or _TABLE.get((arch, precision, qk_head_dim), KernelConfig())
 
 
 @functools.cache

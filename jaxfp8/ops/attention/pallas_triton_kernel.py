@@ -40,6 +40,9 @@ _P_EXPONENT = 7.0
 # The running maximum before the first key. Finite, so that no -inf - -inf arises.
 _NO_MAXIMUM = -1e30
 
+# The smallest normal float32: all scores of FP8 times it are 0 as exponents.
+_LEAST_SCALE = 2.0**-126
+
 # Rows of the work table.
 _TILE, _TOKEN, _COUNT, _SEQUENCE, _FIRST, _FULL, _END, _KEYS, _VISIBLE = range(9)
 
@@ -244,6 +247,8 @@ def _attend_tiles(
     head = jnp.clip(head, 0, q_ref.shape[0] - 1)
     q_row = jnp.clip(todo[_TILE], 0, q_ref.shape[1] // block_q - 1) * block_q
     row = jnp.arange(block_q, dtype=jnp.int32)
+    # Tiny descales make it 0, and then a masked score -inf * 0. A NaN stays one.
+    scale = jnp.where(scale < _LEAST_SCALE, _LEAST_SCALE, scale)
     q = [
         pallas_compat.load(
             q_ref.at[
@@ -268,7 +273,10 @@ def _attend_tiles(
             products.append(plgpu.dot(part, k))
         return functools.reduce(operator.add, products)
 
-    def probabilities(p: jax.Array) -> jax.Array:
+    def probabilities(s: jax.Array, m: jax.Array) -> jax.Array:
+        return pallas_compat.exp2(pallas_compat.fma(s, scale, -m[:, None]))
+
+    def quantized(p: jax.Array) -> jax.Array:
         p = _to_bfloat16(p) if fmt is None else pallas_compat.to_fp8(p, fmt)
         if config.permute_keys:
             p = p.reshape(block_q, block_k // 16, 2, 2, 4).transpose(0, 1, 3, 2, 4)
@@ -286,14 +294,14 @@ def _attend_tiles(
     ) -> Any:
         alpha = pallas_compat.exp2(m - m_new)
         total = total * alpha + jnp.sum(p, axis=1)
-        acc = acc * alpha[:, None] + plgpu.dot(probabilities(p), v)
+        acc = acc * alpha[:, None] + plgpu.dot(quantized(p), v)
         return m_new, total, acc
 
     def full_tile(t: jax.Array, carry: Any) -> Any:
         m, total, acc, s, s_max = carry
         v = load_v(t)
         m_new = jnp.maximum(m, s_max * scale - _P_EXPONENT)
-        p = pallas_compat.exp2(s * scale - m_new[:, None])
+        p = probabilities(s, m_new)
         if config.scores_first:
             s = scores(t + 1)
             m, total, acc = update(m, total, acc, m_new, p, v)
@@ -312,10 +320,9 @@ def _attend_tiles(
         # constant of each register, where key < bound would hold a register for each score.
         bound = visible - (t - todo[_FIRST]) * block_k
         mask = (key & ~lane_bit)[None, :] < bound - (key & lane_bit)[None, :]
-        # Scaled first, masked then: right also where tiny descales make the factor 0.
-        s = jnp.where(mask, s * scale, -jnp.inf)
-        m_new = jnp.maximum(m, jnp.max(s, axis=1) - _P_EXPONENT)
-        p = pallas_compat.exp2(s - m_new[:, None])
+        s = jnp.where(mask, s, -jnp.inf)
+        m_new = jnp.maximum(m, jnp.max(s, axis=1) * scale - _P_EXPONENT)
+        p = probabilities(s, m_new)
         m, total, acc = update(m, total, acc, m_new, p, v)
         return m, total, acc
 
