@@ -9,6 +9,7 @@ import pytest
 
 from jaxfp8.ops.attention import schedule
 from jaxfp8.ops.attention.heuristics import Device, default_config, device_of
+from tests.ops import l2_traffic
 
 MI300X = device_of("gfx942")
 CONFIG = default_config("gfx942", "fp8")
@@ -77,6 +78,27 @@ def test_dies_share_a_causal_head_fairly():
     work = num_tiles - order % (num_tiles + 1)
     by_die = work.reshape(-1, 8).sum(axis=0)
     assert by_die.max() <= 1.03 * by_die.mean()
+
+
+@pytest.mark.parametrize("causal, splits, at_most", [(False, 3, 1.4), (True, 1, 1.4), (True, 2, 2)])
+def test_few_dies_read_the_same_keys(causal, splits, at_most):
+    """By a model of the L2 caches: FP8, 12 heads, 4096 rows over 16,384 keys, 4 MB a die.
+
+    Where the programs of a head simply follow each other, each of the eight dies reads all keys.
+    Two dies that share a head read its keys twice, and so do programs that start when others end.
+    """
+    lengths = np.sort(schedule.tile_lengths(4096, 16384, causal, CONFIG))[::-1] // splits
+
+    def tiles_read(dies, longest_first):
+        order = schedule.program_order(12, splits, lengths.size, dies, longest_first)
+        return l2_traffic.tiles_read(
+            l2_traffic.programs_of(order, lengths.size, lengths),
+            dies=8, slots_per_die=76, tiles_per_cache=2**22 // (CONFIG.block_k * (192 + 128)),
+        )  # fmt: skip
+
+    once = 12 * splits * int(lengths[0])
+    assert once <= tiles_read(8, causal) < at_most * once
+    assert tiles_read(1, False) > 7 * once
 
 
 def test_one_slot_needs_no_splits():
