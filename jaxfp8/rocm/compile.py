@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -35,7 +36,7 @@ class KernelArg:
     """One buffer of a kernel.
 
     Attributes:
-      name: the name of the Ref in a Pallas kernel, without "_ref".
+      name: the name of the Ref in a Pallas kernel, without "_ref"; "k[0]" of a tuple "k_refs".
       shape: of the array in it.
       dtype: of the array in it.
       same_as: the name of an earlier argument that is the same memory; None mostly.
@@ -157,9 +158,9 @@ def compile_for_gfx942(function: Callable[..., Any], *args: Any) -> tuple[Compil
       ValueError: the compiled function holds no GPU kernel.
     """
     traced, serialized = _compile(function, args)
-    pallas_arguments = dict(_pallas_kernels(traced.jaxpr.jaxpr))
+    calls = list(_pallas_calls(traced.jaxpr.jaxpr))
     launches = kernel_launches(serialized)
-    return tuple(dict.fromkeys(_compiled(launch, pallas_arguments) for launch in launches))
+    return tuple(dict.fromkeys(_compiled(launch, calls) for launch in launches))
 
 
 def serialized_executable(function: Callable[..., Any], *args: Any) -> tuple[bytes, Any]:
@@ -201,26 +202,41 @@ def described_gfx942() -> AbstractContextManager[Any]:
     return jax.sharding.use_abstract_mesh(mesh.update(abstract_device=device))
 
 
-def _pallas_kernels(jaxpr: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Name and argument names of every Pallas kernel that a jaxpr calls."""
+class _PallasCall(NamedTuple):
+    """One call of a Pallas kernel: names and shapes of its inputs, then its outputs."""
+
+    kernel: str
+    arg_names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+def _pallas_calls(jaxpr: Any) -> Iterator[_PallasCall]:
+    """The Pallas kernels that a jaxpr calls."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "pallas_call":
             kernel = equation.params["jaxpr"].debug_info
-            yield equation.params["name"] or kernel.func_name, tuple(kernel.arg_names)
+            name = equation.params["name"] or kernel.func_name
+            shapes = (v.aval.shape for v in (*equation.invars, *equation.outvars))
+            yield _PallasCall(name, tuple(kernel.arg_names), tuple(shapes))
             continue
         for value in jax.tree.leaves(
             list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
         ):
             inner = getattr(value, "jaxpr", value)
             if hasattr(inner, "eqns"):
-                yield from _pallas_kernels(inner)
+                yield from _pallas_calls(inner)
 
 
-def _compiled(launch: KernelLaunch, pallas_arguments: dict[str, tuple[str, ...]]) -> CompiledKernel:
-    names = pallas_arguments.get(launch.name, ())
-    if len(names) != len(launch.arguments):
-        names = tuple(f"arg{index}" for index in range(len(launch.arguments)))
-    names = tuple(name.removesuffix("_ref") for name in names)
+def _compiled(launch: KernelLaunch, pallas_calls: Sequence[_PallasCall]) -> CompiledKernel:
+    # Of several kernels of one name XLA calls the others NAME__1 and so on.
+    possible = (launch.name, re.sub(r"__\d+$", "", launch.name))
+    calls = [call for call in pallas_calls if call.kernel in possible]
+    shapes = tuple(argument.shape for argument in launch.arguments)
+    names = next(
+        (call.arg_names for call in calls if call.shapes == shapes),
+        tuple(f"arg{index}" for index in range(len(shapes))),
+    )
+    names = tuple(re.sub(r"_refs?(?=\[|$)", "", name) for name in names)
     args: list[KernelArg] = []
     first_at: dict[tuple[int, int], str] = {}
     for name, argument in zip(names, launch.arguments, strict=True):
@@ -236,7 +252,7 @@ def _compiled(launch: KernelLaunch, pallas_arguments: dict[str, tuple[str, ...]]
         block_threads=launch.block_threads,
         dynamic_lds_bytes=launch.dynamic_lds_bytes,
         args=tuple(args),
-        pallas=launch.name in pallas_arguments,
+        pallas=bool(calls),
         # The metadata counts the AGPRs among the VGPRs: gfx942 has one file for both.
         vgpr=metadata[".vgpr_count"] - metadata[".agpr_count"],
         agpr=metadata[".agpr_count"],

@@ -128,11 +128,11 @@ def test_packing():
         )
 
     arguments = {
-        "k_refs[0]": k, "v": v, "cu_seqlens": CU_K, "k_descale": descale, "v_descale": descale,
+        "k[0]": k, "v": v, "cu_seqlens": CU_K, "k_descale": descale, "v_descale": descale,
     }  # fmt: skip
     others = {
         name: np.asarray(getattr(table, name)) for name in ("sequence", "row", "token", "count")
-    } | {"_": nonfinite}
+    } | {"no_key": nonfinite}
     packed_k = np.zeros((HEADS, TILES * BLOCK, 192), np.uint8).view(FNUZ)
     packed_v = np.zeros((HEADS, TILES, 128, BLOCK), np.uint8).view(FNUZ)
     programs = [(HEAD, FIRST_TILE, 0), (HEAD, FIRST_TILE + 1, 0)]

@@ -21,6 +21,7 @@ import numpy as np
 from jaxfp8.rocm import CompiledKernel, compile_for_gfx942
 from jaxfp8.rocm.compile import described_gfx942
 from tests.gfx942sim import Kernel, Stats
+from tests.rocm import shared
 
 # NaN as float32, bfloat16 and FP8, and a large number as an index.
 _OUTPUT_POISON = 0xFF80FF80
@@ -137,9 +138,13 @@ _CACHE: dict[str, Any] = {}
 
 
 def _compiled(key: str, equation: Any) -> tuple[CompiledKernel, Kernel]:
-    if key not in _CACHE:
+    def compile_it() -> CompiledKernel:
         function, avals = _as_function(equation, interpret=False)
         (compiled,) = [kernel for kernel in compile_for_gfx942(function, *avals) if kernel.pallas]
+        return compiled
+
+    if key not in _CACHE:
+        compiled = shared.once(key, compile_it)
         _CACHE[key] = compiled, Kernel.from_hsaco(compiled.code_object, compiled.name)
     return _CACHE[key]
 

@@ -9,8 +9,7 @@ interpret mode, which rounds at the same places, almost bit for bit; and with th
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,13 +69,8 @@ def expected_attention(arrays: Sequence[np.ndarray], precision: str, causal: boo
     return oracle.attention(q, k, v, cu_q, cu_k, causal=causal)
 
 
-def check(
-    arrays: Sequence[np.ndarray], precision: str, causal: bool, splits: int | None = None
-) -> None:
-    """Simulates a call and compares it with everything it is compared with.
-
-    splits: parts into which the keys are split; None takes what the library does.
-    """
+def attention(precision: str, causal: bool, splits: int | None) -> Callable[..., Any]:
+    """A call; splits: parts into which the keys are split, None takes what the library does."""
 
     def function(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any) -> jaxfp8.AttentionState:
         query = packing.pack_query(q, cu_q, None, precision, None, None, v_head_dim=128)
@@ -85,7 +79,19 @@ def check(
         data = dataclasses.replace(context.data, config=config)
         return jaxfp8.attend(query, dataclasses.replace(context, data=data), causal=causal)
 
-    simulated = simulate(function, *arrays, only=ATTENTION)
+    return function
+
+
+def check(
+    arrays: Sequence[np.ndarray],
+    precision: str,
+    causal: bool,
+    splits: int | None = None,
+    reverse_waves: bool = False,
+) -> None:
+    """Simulates a call and compares it with everything it is compared with."""
+    function = attention(precision, causal, splits)
+    simulated = simulate(function, *arrays, only=ATTENTION, reverse_waves=reverse_waves)
     assert_attention(simulated, expected_attention(arrays, precision, causal), precision)
     assert_alike(simulated, simulate(function, *arrays, only=()), INTERPRET_RELATIVE)
     by_xla = jaxfp8.prefill_attention(*arrays, causal=causal, precision=precision, backend="xla")
@@ -107,7 +113,7 @@ def assert_alike(state: Any, other: Any, relative: float) -> None:
 @pytest.mark.parametrize("precision", ["fp8", "bf16"])
 def test_ragged_batches(precision, causal, name):
     rng = np.random.default_rng(len(name))
-    check(batch(rng, *BATCHES[name]), precision, causal)
+    check(batch(rng, *BATCHES[name]), precision, causal, reverse_waves=causal)
 
 
 @pytest.mark.parametrize(("precision", "causal"), [("fp8", False), ("bf16", True)])
@@ -133,10 +139,11 @@ def test_head_dim_128(precision):
     check(arrays, precision, True)
 
 
+@pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("precision", ["fp8", "bf16"])
-def test_order_of_waves_does_not_matter(precision):
+def test_order_of_waves_does_not_matter(precision, splits):
     arrays = batch(np.random.default_rng(2), *BATCHES["fewer keys than queries"])
-    function = functools.partial(jaxfp8.prefill_attention, causal=True, precision=precision)
+    function = attention(precision, True, splits)
     forward = simulate(function, *arrays, only=ATTENTION)
     backward = simulate(function, *arrays, only=ATTENTION, reverse_waves=True)
     for one, other in zip(forward, backward, strict=True):

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,17 +15,18 @@ import numpy as np
 import pytest
 
 from jaxfp8.cli import main
-from jaxfp8.rocm import compile_for_gfx942, kernels, plugin
+from jaxfp8.rocm import kernels, plugin
 from jaxfp8.rocm.code_object import CodeObject
-from jaxfp8.rocm.compile import described_gfx942
+from jaxfp8.rocm.compile import _pallas_calls, described_gfx942
 from jaxfp8.rocm.disassembly import disassemble
+from tests.rocm import shared
 from tests.rocm.tools import needs_rocm_compiler
 
 FP8_ATTENTION, BF16_ATTENTION = (
     [
-        f"attention_{precision}{causal}{split}"
+        f"attention_{precision}{causal}{others}"
         for causal in ("", "_causal")
-        for split in ("", "_unsplit")
+        for others in ("", "_unsplit", "_d128")
     ]
     for precision in ("fp8", "bf16")
 )
@@ -40,7 +43,17 @@ class Output(NamedTuple):
 @pytest.fixture(scope="module")
 def codegen(tmp_path_factory: pytest.TempPathFactory) -> Output:
     folder = tmp_path_factory.mktemp("codegen")
+    specs = kernels.kernel_specs()
+    compile_kernel = kernels.compile_kernel
+
+    def compile_once(spec: kernels.KernelSpec) -> list[kernels.LibraryKernel]:
+        return shared.once(spec.name, lambda: compile_kernel(spec))
+
+    # Two processes of a test run come from both ends, and meet in the middle.
+    for spec in specs if os.environ.get("PYTEST_XDIST_WORKER") != "gw1" else specs[::-1]:
+        compile_once(spec)
     capture = pytest.MonkeyPatch()
+    capture.setattr(kernels, "compile_kernel", compile_once)
     lines: list[str] = []
     capture.setattr("builtins.print", lambda *text, **_: lines.extend(map(str, text)))
     try:
@@ -104,13 +117,17 @@ def test_every_pallas_kernel_of_the_library_is_listed():
     assert len({spec.name for spec in specs}) == len(specs)
     known = {spec.symbol for spec in specs}
     launched = set()
-    for dynamic in (False, True):
-        with described_gfx942():
-            pack_query, query_args, _ = kernels._quantize_query("fp8", 192, dynamic=dynamic)
-            attend, attend_args, _ = kernels._attend("fp8", 192, True, None)
-        for function, args in ((pack_query, query_args), (attend, attend_args)):
-            launched |= {k.name for k in compile_for_gfx942(function, *args) if k.pallas}
-    assert launched <= known
+    with described_gfx942():
+        for function, args, _ in (
+            kernels._quantize_query("fp8", 192),
+            kernels._quantize_query("fp8", 192, dynamic=True),
+            kernels._quantize_context("fp8", 192),
+            kernels._quantize_assembled_context(),
+            kernels._attend("fp8", 192, True, None),
+        ):
+            jaxpr = jax.jit(function).trace(*args).jaxpr.jaxpr
+            launched |= {call.kernel for call in _pallas_calls(jaxpr)}
+    assert launched == known - {None}
 
 
 def loops(counts: dict[str, Any], kind: str) -> list[dict[str, Any]]:
@@ -135,8 +152,10 @@ def test_fp8_attention_compiles_well(codegen, name):
     assert counts["vgpr"] + counts["agpr"] <= 256
     assert counts["lds_bytes"] <= 32 * 1024
     assert counts["waves_per_simd"] == 2
+    # Of 128 columns there is a fifth less matrix work for as many exponentials: the vector work of
+    # the softmax alone comes to 0.97.
     for loop in loops(counts, "full"):
-        assert_loop(loop, "_fp8_fp8", 0.95)
+        assert_loop(loop, "_fp8_fp8", 1.1 if name.endswith("_d128") else 0.85)
     for loop in loops(counts, "masked"):
         assert_loop(loop, "_fp8_fp8", 1.35)
 
@@ -163,14 +182,17 @@ def test_bf16_attention_compiles_well(codegen, name):
 
 @needs_rocm_compiler
 def test_quantizers_compile_well(codegen):
-    quantizers = [c for c in codegen.counts.values() if c["op"] == "quantize"]
-    assert len(quantizers) >= 4
-    for counts in quantizers:
+    quantizers = {n: c for n, c in codegen.counts.items() if c["op"] == "quantize"}
+    assert len(quantizers) == 11
+    for name, counts in quantizers.items():
         assert counts["vgpr"] + counts["agpr"] <= 128
+        assert counts["spills"] == 0
         assert counts["scratch_bytes"] == 0
-        if counts["precision"] == "fp8":
-            assert counts["spills"] == 0
-            assert counts["total"]["narrowest_load_bytes"] == 16
+        assert counts["total"]["narrowest_load_bytes"] == 16
+        code = disassemble((codegen.folder / f"{name}.hsaco").read_bytes())
+        stores = {i.opcode for i in code if re.match("(global|buffer|flat)_store", i.opcode)}
+        # The maxima of amax are a number a program.
+        assert stores == {"global_store_dword" if "amax" in name else "global_store_dwordx4"}
 
 
 @needs_rocm_compiler

@@ -66,6 +66,18 @@ def test_kernels_of_a_function():
 
 
 @needs_rocm_compiler
+def test_kernels_of_one_name():
+    def twice(x, factor):
+        return scaled_sine(x, factor), scaled_sine(x[:64], factor)
+
+    kernels = [kernel for kernel in compile_for_gfx942(twice, *ARGS) if kernel.pallas]
+    assert sorted(kernel.name for kernel in kernels) == ["scale", "scale__1"]
+    for kernel in kernels:
+        assert [arg.name for arg in kernel.args] == ["x", "factor", "out"]
+    assert sorted(kernel.args[0].shape for kernel in kernels) == [(64,), (256,)]
+
+
+@needs_rocm_compiler
 def test_the_code_computes_what_the_function_does():
     x = np.random.default_rng(0).standard_normal(256).astype(np.float32)
     scale, sine = compile_for_gfx942(scaled_sine, x, np.float32([3]))

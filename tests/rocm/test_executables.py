@@ -48,7 +48,8 @@ def test_merge_states(reverse_waves):
     assert np.isneginf(merged.lse[1, 3])
 
 
-def test_merge_of_key_splits():
+@pytest.mark.parametrize("reverse_waves", [False, True], ids=["forward", "backward"])
+def test_merge_of_key_splits(reverse_waves):
     """Parts without keys, which may hold an infinity, and rows that no part has seen."""
     rng = np.random.default_rng(2)
     out = rng.standard_normal((3, 5, 2, 128)).astype(np.float32)
@@ -57,7 +58,7 @@ def test_merge_of_key_splits():
     out[1, :2, 0] = np.inf
     out[:, 4, 1] = 0
 
-    merged, merged_lse = run_executable(merge_splits, out, lse)
+    merged, merged_lse = run_executable(merge_splits, out, lse, reverse_waves=reverse_waves)
 
     with np.errstate(divide="ignore", invalid="ignore"):
         weights = np.exp(lse.astype(np.float64))

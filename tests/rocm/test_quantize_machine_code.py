@@ -11,11 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 
 import jaxfp8
 from jaxfp8 import packing
+from jaxfp8.rocm import compile_for_gfx942
 from tests import oracle
 from tests.inputs import cu_seqlens, qkv, with_tail
 from tests.rocm.simulate import Simulation, simulate
@@ -66,16 +68,18 @@ def test_query(precision, dynamic, reverse_waves):
     assert_same_bits(actual, simulate(function, *args, only=()))
 
 
+@pytest.mark.parametrize("reverse_waves", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("precision", ["fp8", "bf16"])
 @pytest.mark.parametrize("qk_head_dim", [192, 128])
-def test_context(precision, qk_head_dim):
+def test_context(precision, qk_head_dim, reverse_waves):
     def function(k: Any, v: Any, cu: Any, descale: Any) -> Any:
         given = None if precision == "bf16" else descale
         return packing.pack_context(k, v, cu, given, given, precision, None, None).data
 
     rng = np.random.default_rng(1)
     args = (awkward(rng, qk_head_dim), awkward(rng, 128), cu_seqlens(LENGTHS), DESCALES)
-    assert_same_bits(simulate(function, *args), simulate(function, *args, only=()))
+    actual = simulate(function, *args, reverse_waves=reverse_waves)
+    assert_same_bits(actual, simulate(function, *args, only=()))
 
 
 def test_context_with_dynamic_scales_from_a_slice():
@@ -89,6 +93,47 @@ def test_context_with_dynamic_scales_from_a_slice():
     rng = np.random.default_rng(2)
     args = (awkward(rng, 192), awkward(rng, 256), cu_seqlens(LENGTHS))
     assert_same_bits(simulate(function, *args), simulate(function, *args, only=()))
+
+
+def test_fp8_context_is_copied():
+    """NaN in V too, which goes into the table."""
+
+    def function(k: Any, v: Any, cu: Any, descale: Any) -> Any:
+        return packing.pack_context(k, v, cu, descale, descale, "fp8", None, None).data
+
+    rng = np.random.default_rng(5)
+    k, v = (
+        rng.integers(0, 256, (CAPACITY, NUM_HEADS, size), np.uint8).view(ml_dtypes.float8_e4m3fnuz)
+        for size in (192, 128)
+    )
+    args = (k, v, cu_seqlens(LENGTHS), DESCALES)
+    assert_same_bits(simulate(function, *args), simulate(function, *args, only=()))
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_passes_over_the_data(static):
+    """One launch for K and V, two before it for their maxima if they are asked for; K is assembled
+    nowhere, and nothing of XLA's own reads or writes anything of the size of the data."""
+
+    def function(kv: Any, rope: Any, cu: Any, descale: Any) -> Any:
+        k = jaxfp8.AssembledKey(jaxfp8.HeadSlice(kv, 0, 128), rope)
+        v = jaxfp8.HeadSlice(kv, 128, 128)
+        given = descale if static else None
+        return jaxfp8.quantize_context(k, v, cu, k_descale=given, v_descale=given)
+
+    args = (
+        np.ones((CAPACITY, NUM_HEADS, 256), ml_dtypes.bfloat16),
+        np.ones((CAPACITY, 64), ml_dtypes.bfloat16),
+        cu_seqlens(LENGTHS),
+        DESCALES,
+    )
+    kernels = compile_for_gfx942(function, *args)
+    maxima = [] if static else ["jaxfp8_amax", "jaxfp8_amax__1"]
+    assert [k.name for k in kernels if k.pallas] == [*maxima, "jaxfp8_pack_context"]
+    for kernel in kernels:
+        shapes = [arg.shape for arg in kernel.args]
+        assert (CAPACITY, NUM_HEADS, 192) not in shapes
+        assert kernel.pallas or not any(CAPACITY in shape for shape in shapes)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -14,12 +14,15 @@ there, and a table says which rows must become NaN or infinite after all (`Nonfi
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
@@ -143,31 +146,34 @@ def pack_keys_and_values(
         count_ref: Any,
         k_descale_ref: Any,
         v_descale_ref: Any,
-        _: Any,
+        no_key_ref: Any,
         k_out_ref: Any,
         v_out_ref: Any,
         nonfinite_ref: Any,
     ) -> None:
+        del no_key_ref  # the same memory as nonfinite_ref
         head, tile = pl.program_id(0), pl.program_id(1)
         rows = _Rows(token_ref[tile], count_ref[tile], block)
         _pack_rows_of_tile(
             k_refs, k_parts, head, rows, k_descale_ref[head], fmt, k_out_ref, tile * block
         )
         lane = jnp.arange(block, dtype=jnp.int32)
+        sequence, row = sequence_ref[tile], row_ref[tile]
         for column, width in column_chunks(v_size):
             columns = column + jnp.arange(width, dtype=jnp.int32)
             values = rows.load(v_ref, head, v_start + columns)
-            values, hidden = _hide_nonfinite(values, fmt)
-            values = _quantize(values, v_descale_ref[head], fmt)
+            hidden = functools.reduce(operator.or_, _nonfinite(values, fmt))
+            values = _quantize(_zero_where(hidden, values), v_descale_ref[head], fmt)
             pallas_compat.store(v_out_ref.at[head, tile, columns[:, None], lane[None, :]], values.T)
-            for i, mask in enumerate(hidden):
 
-                @pl.when(jnp.max(mask.astype(jnp.int32)) > 0)
-                def _(i: int = i, mask: jax.Array = mask, columns: jax.Array = columns) -> None:
-                    key = (row_ref[tile] + lane).astype(jnp.float32)
-                    first = jnp.min(jnp.where(mask, key[:, None], NO_KEY), axis=0)
-                    where = (i, head, sequence_ref[tile], columns)
-                    plgpu.atomic_min(nonfinite_ref, where, first)
+            @pl.when(jnp.max(hidden.astype(jnp.int32)) > 0)
+            def _(columns: jax.Array = columns) -> None:
+                # Read again: the masks of a whole tile would take most scalar registers until here.
+                values = rows.load(v_ref, head, v_start + columns)
+                key = (row + lane).astype(jnp.float32)[:, None]
+                for i, mask in enumerate(_nonfinite(values, fmt)):
+                    first = jnp.min(jnp.where(mask, key, NO_KEY), axis=0)
+                    plgpu.atomic_min(nonfinite_ref, (i, head, sequence, columns), first)
 
     packed: tuple[jax.Array, jax.Array, jax.Array] = pl.pallas_call(
         kernel,
@@ -211,12 +217,16 @@ def amax(
         head, tile = pl.program_id(0), pl.program_id(1)
         token = tile * _AMAX_BLOCK
         rows = _Rows(token, num_tokens_ref[0] - token, _AMAX_BLOCK)
-        largest = jnp.float32(0)
-        for _, values in _load_parts(x_refs, parts, head, rows):
-            magnitude = jnp.abs(values.astype(jnp.float32))
-            magnitude = jnp.where(magnitude < jnp.inf, magnitude, 0.0)  # NaN too
-            largest = jnp.maximum(largest, jnp.max(magnitude))
-        out_ref[head, tile] = largest
+        # Magnitudes of bfloat16 are in the order of their bits, and integers of 16 bits go two an
+        # instruction. The addition makes infinities and NaN, 0x7F80 and above, negative.
+        shift = np.int16(0x80)
+        maxima = [
+            jnp.max((jax.lax.bitcast_convert_type(values, jnp.int16) & 0x7FFF) + shift)
+            for _, values in _load_parts(x_refs, parts, head, rows)
+        ]
+        largest = jnp.maximum(functools.reduce(jnp.maximum, maxima), shift)
+        bits = (largest - shift).astype(jnp.int32) << 16
+        out_ref[head, tile] = jax.lax.bitcast_convert_type(bits, jnp.float32)
 
     partial: jax.Array = pl.pallas_call(
         kernel,
@@ -303,15 +313,17 @@ def _quantize(x: jax.Array, descale: jax.Array, fmt: Fp8Format | None) -> jax.Ar
     return pallas_compat.quantize(x.astype(jnp.float32), descale, fmt)
 
 
-def _hide_nonfinite(x: jax.Array, fmt: Fp8Format | None) -> tuple[jax.Array, Sequence[jax.Array]]:
-    """x with zeros for what the table must tell, and the masks of its rows (see pack_keys...)."""
+def _nonfinite(x: jax.Array, fmt: Fp8Format | None) -> list[jax.Array]:
+    """What the packed x must not hold: a mask for each row of the table of non-finite values."""
     if fmt is not None and x.dtype == fmt.dtype:
         bits = jax.lax.bitcast_convert_type(x, jnp.uint8)
-        nan = bits == 0x80 if fmt.name == "float8_e4m3fnuz" else (bits & 0x7F) == 0x7F
-        return jax.lax.bitcast_convert_type(jnp.where(nan, 0, bits), x.dtype), [nan]
+        return [bits == 0x80 if fmt.name == "float8_e4m3fnuz" else (bits & 0x7F) == 0x7F]
     wide = x.astype(jnp.float32)
     nan = wide != wide
-    if fmt is not None:
-        return jnp.where(nan, 0.0, wide).astype(x.dtype), [nan]
-    above, below = nan | (wide == jnp.inf), nan | (wide == -jnp.inf)
-    return jnp.where(above | below, 0.0, wide).astype(x.dtype), [above, below]
+    return [nan] if fmt is not None else [nan | (wide == jnp.inf), nan | (wide == -jnp.inf)]
+
+
+def _zero_where(mask: jax.Array, x: jax.Array) -> jax.Array:
+    """x with +0 where the mask is set. By its bits: Pallas lowers no selection of FP8."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
+    return jax.lax.bitcast_convert_type(jnp.where(mask, 0, bits), x.dtype)
