@@ -45,9 +45,15 @@ def calibrate_layer(
       float32 [T, hidden_size], as `mla.gated_output`.
 
     Raises:
-      TypeError, ValueError: as `Calibrator.observe` and `jaxfp8.prefill_attention`.
+      TypeError: hidden or cu_seqlens is traced; or as `Calibrator.observe`.
+      ValueError: as `Calibrator.observe` and `jaxfp8.prefill_attention`.
     """
     cu_seqlens = checks.cu_seqlens("cu_seqlens", cu_seqlens, hidden.shape[0], "hidden")
+    if checks.is_traced(hidden) or checks.is_traced(cu_seqlens):
+        raise TypeError(
+            "hidden, cu_seqlens: expected concrete arrays, got traced ones; calibrate outside of "
+            "jax.jit, where values exist"
+        )
     q, k, v = _queries_keys_values(config, weights, hidden, cu_seqlens)
     calibrator.observe(layer, q, k, v, num_tokens=int(np.asarray(cu_seqlens)[-1]))
     return _attended(config, weights, hidden, q, k, v, cu_seqlens)

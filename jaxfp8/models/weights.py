@@ -97,7 +97,6 @@ def rank_weights(weights: MlaWeights, tp_rank: int, tp_size: int) -> MlaWeights:
     parts = weights._asdict()
     for name, axis in HEAD_AXIS.items():
         if parts[name] is not None:
-            parts[name] = jax.lax.slice_in_dim(
-                parts[name], tp_rank * count, (tp_rank + 1) * count, axis=axis
-            )
+            heads = slice(tp_rank * count, (tp_rank + 1) * count)
+            parts[name] = parts[name][(*[slice(None)] * axis, heads)]
     return MlaWeights(**parts)

@@ -9,19 +9,29 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import jax
 import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from jaxfp8.models import SMALL, MlaConfig, MlaWeights, random_weights
+from jaxfp8.models import SMALL, MlaConfig, MlaWeights
+from jaxfp8.models.weights import weight_shapes
 
 TINY = dataclasses.replace(SMALL, hidden_size=96, num_heads=4, q_lora_rank=48, kv_lora_rank=64)
 """Real head dims, so that the FP8 path is that of the model; all else as small as it gets."""
 
 
 def tiny_weights(seed: int = 0, config: MlaConfig = TINY) -> MlaWeights:
-    return random_weights(config, jax.random.key(seed))
+    """As random_weights, but NumPy arrays: to draw and to slice them compiles nothing."""
+    rng = np.random.default_rng(seed)
+    drawn = {}
+    for name, shape in weight_shapes(config, config.num_heads).items():
+        noise = rng.standard_normal(shape)
+        if name.endswith("layernorm"):
+            weight = 1 + noise / 8
+        else:
+            weight = noise * (shape[1] * shape[2] if name == "o_proj" else shape[-1]) ** -0.5
+        drawn[name] = weight.astype(ml_dtypes.bfloat16)
+    return MlaWeights(**{"g_proj": None, **drawn})
 
 
 def checkpoint_tensors(weights: MlaWeights) -> dict[str, np.ndarray]:

@@ -11,11 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxfp8.models import gated_output, latents, mla, queries, rank_weights, up_project
+from jaxfp8.models import mla, random_weights, rank_weights
+from jaxfp8.models.weights import weight_shapes
 from tests.models import oracle
 from tests.models.builders import TINY, checkpoint_tensors, hidden_states, tiny_weights
 from tests.tolerances import relative_error
 
+queries, latents, up_project, gated_output = (
+    jax.jit(function, static_argnums=0)
+    for function in (mla.queries, mla.latents, mla.up_project, mla.gated_output)
+)
 ROTARY = dataclasses.replace(TINY, rope_theta=10_000.0)
 WEIGHTS = tiny_weights(1)
 HIDDEN = hidden_states(np.random.default_rng(1), [23])[0]
@@ -32,7 +37,7 @@ def case(request):
 
 def test_queries(case):
     config, whole = case
-    q = jax.jit(queries, static_argnums=0)(config, WEIGHTS, HIDDEN, POSITIONS)
+    q = queries(config, WEIGHTS, HIDDEN, POSITIONS)
     assert q.dtype == jnp.bfloat16
     # The latent, Q and, rotated, Q again.
     assert relative_error(q, whole.q) < 3**0.5 * ROUNDING
@@ -40,18 +45,22 @@ def test_queries(case):
 
 def test_latents(case):
     config, whole = case
-    cached = jax.jit(latents, static_argnums=0)(config, WEIGHTS, HIDDEN, POSITIONS)
+    cached = latents(config, WEIGHTS, HIDDEN, POSITIONS)
     assert cached.dtype == jnp.bfloat16
     assert relative_error(cached, whole.latents) < ROUNDING
 
 
-def test_up_projection_is_read_in_place(case):
+def test_keys_and_values(case):
     config, whole = case
     cached = latents(config, WEIGHTS, HIDDEN, POSITIONS)
     k, v = up_project(config, WEIGHTS, cached)
-    assert k.nope.array is v.array
     assert relative_error(k.materialize(), whole.k) < 2**0.5 * ROUNDING
     assert relative_error(v.materialize(), whole.v) < 2**0.5 * ROUNDING
+
+
+def test_up_projection_is_one_array_that_is_read_in_place():
+    k, v = mla.up_project(TINY, WEIGHTS, np.ones((2, TINY.latent_dim), HIDDEN.dtype))
+    assert k.nope.array is v.array
 
 
 def test_rotation_depends_on_the_distance_alone():
@@ -117,3 +126,22 @@ def test_rms_norm_of_zeros_is_zero():
     normed = mla.rms_norm(jnp.zeros((2, 8), jnp.bfloat16), jnp.ones(8, jnp.bfloat16), 1e-5)
     assert normed.dtype == jnp.float32
     assert not np.asarray(normed).any()
+
+
+def test_random_weights():
+    """Of the shapes of a layer, and such that Q, K and V have about unit variance."""
+    weights = random_weights(TINY, jax.random.key(0, impl="rbg"), num_heads=2)
+    shapes = {name: x.shape for name, x in weights._asdict().items()}
+    assert shapes == weight_shapes(TINY, 2)
+    assert {x.dtype for x in weights} == {jnp.dtype(jnp.bfloat16)}
+    hidden = np.random.default_rng(0).standard_normal((50, 96)).astype(HIDDEN.dtype)
+    q = queries(TINY, weights, hidden)
+    k, v = up_project(TINY, weights, latents(TINY, weights, hidden))
+    for x in (q, k.materialize(), v.materialize()):
+        assert 0.9 < np.std(np.asarray(x, np.float64)) < 1.1
+    without = jax.eval_shape(
+        lambda key: random_weights(dataclasses.replace(TINY, output_gate=False), key),
+        jax.random.key(0),
+    )
+    assert without.g_proj is None
+    assert without.num_heads == 4

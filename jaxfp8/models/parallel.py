@@ -1,0 +1,330 @@
+# SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Prefill of an MLA layer on many devices: heads over one axis of a mesh, context over another.
+
+    sharding = MlaSharding(mesh)
+    out, cache = prefill_layer_sharded(sharding, config, weights, hidden, cache, batch, ...)
+
+Each device projects the new tokens to the queries of its own heads and walks its own part of the
+context, segment by segment, as `prefill_layer` does on one device. The new tokens attend to each
+other on the devices of one part of the context, the part that takes their latents, so that every
+key is counted once. Then, once a pass,
+
+1. the parts of the context are merged over `cp`: with m the largest log-sum-exp of the parts and
+   w = exp(lse - m), the attention is sum(w * out) / sum(w). In float32, and exact: a part in which
+   a row saw no key has w = 0, whatever it holds, and a row that saw none anywhere is zero;
+2. o_proj's sums over a device's heads are added up over `tp`, in float32.
+
+Communication. With T new tokens (the length of `hidden`) and H / tp heads a device, the operands of
+all-reduces on each device are, in bytes a pass (`communication_bytes`),
+
+    over cp    T x H / tp x 4 x (1 + 1 + v_head_dim)    maximum; sum of w and of w * out
+    over tp    T x hidden_size x 4
+
+and nothing a segment, whatever the length of the context. An axis of size 1 needs none. For
+Kimi-K3, 4096 new tokens and 12 heads a device: 25.6 MB over cp and 117 MB over tp. A ring over n
+devices sends 2 (n - 1) / n times that from each. Gathering the parts and merging them on every
+device would send n - 1 times the former and hold n states at a time; summing rescaled states needs
+the maximum first, 1 / 130 of the bytes, and neither grows with n.
+
+What all devices of a part do alike: the latents of the new tokens. What those of a rank do alike,
+after the merge: gate and o_proj.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from jaxfp8 import checks
+from jaxfp8.formats import Fp8Format
+from jaxfp8.models import mla
+from jaxfp8.models.batch import PrefillBatch, check_batch, new_tokens, sound_batch
+from jaxfp8.models.config import MlaConfig
+from jaxfp8.models.prefill import PrefilledLayer, _check_weights, attend_context
+from jaxfp8.models.sharding import MlaSharding
+from jaxfp8.models.weights import MlaWeights
+from jaxfp8.ops.attention.base import Precision
+from jaxfp8.scales.layer_scales import LayerScales
+from jaxfp8.segments import PrefillState, attend_new_tokens, start_prefill
+
+
+class ShardedBatch(NamedTuple):
+    """The sequences of a pass over a context in parts: data, not shapes, as `PrefillBatch`.
+
+    The parts of a sequence's context may be of any lengths, also empty, and hold any of its tokens:
+    all new tokens see all of them. A long prompt goes through in several passes, each of which
+    gives its tokens to another part, so that the parts grow alike.
+
+    Attributes:
+      cu_seqlens_q: int32 [B + 1], offsets of the sequences in the new tokens.
+      context_lens: int32 [cp, B], tokens of each sequence in each part before the pass.
+      cu_seqlens_cache: int32 [cp, B + 1], offsets of the sequences' regions in each part.
+      new_tokens_part: int32 [], the part that takes the new tokens' latents.
+    """
+
+    cu_seqlens_q: jax.Array
+    context_lens: jax.Array
+    cu_seqlens_cache: jax.Array
+    new_tokens_part: jax.Array | int
+
+
+class Communication(NamedTuple):
+    """Bytes of the operands of a pass's all-reduces, on each device.
+
+    Attributes:
+      cp: over the context-parallel axis.
+      tp: over the tensor-parallel axis.
+    """
+
+    cp: int
+    tp: int
+
+
+def communication_bytes(config: MlaConfig, sharding: MlaSharding, num_tokens: int) -> Communication:
+    """What a pass of num_tokens new tokens (capacity) communicates: see above."""
+    heads = config.local_heads(sharding.tp_size)
+    return Communication(
+        cp=num_tokens * heads * 4 * (2 + config.v_head_dim) if sharding.cp_size > 1 else 0,
+        tp=num_tokens * config.hidden_size * 4 if sharding.tp_size > 1 else 0,
+    )
+
+
+def prefill_layer_sharded(
+    sharding: MlaSharding,
+    config: MlaConfig,
+    weights: MlaWeights,
+    hidden: jax.Array,
+    cache: jax.Array,
+    batch: ShardedBatch,
+    *,
+    segment: int = 65_536,
+    precision: Precision = "bf16",
+    new_tokens_precision: Precision = "bf16",
+    scales: LayerScales | None = None,
+    fmt: Fp8Format | None = None,
+    backend: str | None = None,
+) -> PrefilledLayer:
+    """`prefill_layer` on the devices of a mesh, with the result of one device.
+
+    Arguments are checked before anything is compiled. Arrays are global: those of the checkpoint,
+    the artifact and the cache as `jaxfp8.models.sharding` places them, hidden and batch the same on
+    all devices (in several processes: NumPy arrays of the same values, or replicated arrays).
+    Outside of a transformation the cache is donated. Differs from `prefill_layer` in the order of
+    float32 sums; with dynamic scales also in these, which are those of a part's segments.
+
+    Args:
+      sharding: the mesh.
+      config: the layer's.
+      weights: the layer's, of all heads.
+      hidden: bfloat16 [T, hidden_size], the layer's input for the new tokens.
+      cache: bfloat16 [cp * capacity, latent_dim]: the parts of the context, one after the other.
+      batch: which rows of hidden and of the parts belong to which sequence.
+      segment: tokens of a part that are attended to at a time.
+      precision, new_tokens_precision, fmt, backend: as in `prefill_layer`.
+      scales: static scales of all heads, for "fp8"; None takes dynamic ones.
+
+    Returns:
+      The layer's output, summed over the heads of all devices and the same on each; the cache.
+
+    Raises:
+      TypeError: an argument is of the wrong kind or dtype.
+      ValueError: the tensor-parallel ranks do not divide the heads, shapes disagree, or a part of
+        the cache is too short; the cache given is as it was.
+      NotImplementedError: no backend serves the request.
+    """
+    if not isinstance(sharding, MlaSharding):
+        raise TypeError(f"sharding: expected an MlaSharding, got {type(sharding).__name__}")
+    config.local_heads(sharding.tp_size)
+    _check_weights(config, weights)
+    heads = config.num_heads
+    if weights.num_heads != heads:
+        raise ValueError(
+            f"weights: expected those of all {heads} heads (num_heads), got {weights.num_heads}"
+        )
+    width, columns, parts = config.hidden_size, config.latent_dim, sharding.cp_size
+    checks.array("hidden", hidden, f"[T, {width}]")
+    checks.matches("hidden", hidden, f"[T, {width}]", (None, width), "config")
+    checks.dtype_in("hidden", hidden, [jnp.bfloat16])
+    shape = f"[{parts} * capacity, {columns}]"
+    checks.array("cache", cache, shape)
+    checks.matches("cache", cache, shape, (None, columns), "config")
+    checks.dtype_in("cache", cache, [jnp.bfloat16])
+    if cache.shape[0] % parts:
+        raise ValueError(f"cache: expected shape {shape}, got {list(cache.shape)}")
+    batch = _check_batch(batch, parts, hidden.shape[0], cache.shape[0] // parts)
+    if isinstance(segment, bool) or not isinstance(segment, int | np.integer) or segment < 1:
+        raise ValueError(f"segment: expected a number of tokens >= 1, got {segment!r}")
+    return _prefill_layer_sharded(
+        sharding, config, weights, hidden, cache, batch, _check_scales(scales, heads),
+        segment=int(segment), precision=precision, new_tokens_precision=new_tokens_precision,
+        fmt=fmt, backend=backend,
+    )  # fmt: skip
+
+
+def merge_over_axis(out: jax.Array, lse: jax.Array, axis_name: str) -> tuple[jax.Array, jax.Array]:
+    """`merge_states` of the states that the devices of a mesh axis have, for use under shard_map.
+
+    Args:
+      out: float32 [T, H, Dv], attention of the same queries over the device's own keys.
+      lse: float32 [H, T], its log-sum-exp, natural log; -inf where the device has no key for a row,
+        and +inf counts as -inf.
+      axis_name: the axis.
+
+    Returns:
+      float32 out and lse over the keys of all devices, the same on each; zeros and -inf where none
+      has a key. A NaN in an LSE makes the row NaN.
+    """
+    lse = jnp.where(lse == jnp.inf, -jnp.inf, lse)
+    largest = jax.lax.pmax(lse, axis_name)
+    # No key anywhere: subtracting -inf from itself would be NaN.
+    shift = jnp.where(largest == -jnp.inf, 0.0, largest)
+    weight = jnp.exp(lse - shift)
+    counted = jnp.where(lse.T[:, :, None] == -jnp.inf, 0.0, out) * weight.T[:, :, None]
+    summed, total = jax.lax.psum((counted, weight), axis_name)
+    divisor = jnp.where(total == 0, 1.0, total)
+    return summed / divisor.T[:, :, None], shift + jnp.log(total)
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=(
+        "sharding", "config", "segment", "precision", "new_tokens_precision", "fmt", "backend"
+    ),
+    donate_argnames="cache",
+)  # fmt: skip
+def _prefill_layer_sharded(
+    sharding: MlaSharding, config: MlaConfig, weights: MlaWeights, hidden: jax.Array,
+    cache: jax.Array, batch: ShardedBatch, scales: LayerScales | None,
+    *, segment: int, precision: Precision, new_tokens_precision: Precision,
+    fmt: Fp8Format | None, backend: str | None,
+) -> PrefilledLayer:  # fmt: skip
+    everywhere = PartitionSpec()
+
+    def on_a_device(
+        weights: MlaWeights,
+        hidden: jax.Array,
+        cache: jax.Array,
+        batch: ShardedBatch,
+        scales: LayerScales | None,
+    ) -> PrefilledLayer:
+        num_tokens, capacity = hidden.shape[0], cache.shape[0]
+        part = jax.lax.axis_index(sharding.cp)
+        takes_new_tokens = part == batch.new_tokens_part
+        position, row, held = _part_of(batch, part, num_tokens, capacity)
+        latents = mla.latents(config, weights, hidden, position)
+        cache = cache.at[row].set(latents, mode="drop", unique_indices=True)
+        state = start_prefill(
+            mla.queries(config, weights, hidden, position),
+            held.cu_seqlens_q,
+            softmax_scale=config.softmax_scale,
+            precision=precision,
+            q_descale=None if scales is None else scales.q,
+            v_head_dim=config.v_head_dim,
+            fmt=fmt,
+            backend=backend,
+        )
+
+        def attend_to_each_other(state: PrefillState) -> PrefillState:
+            k, v = mla.up_project(config, weights, latents)
+            static = scales is not None and new_tokens_precision == "fp8"
+            return attend_new_tokens(
+                state, k, v, precision=new_tokens_precision,
+                k_descale=scales.k if static else None, v_descale=scales.v if static else None,
+            )  # fmt: skip
+
+        state = jax.lax.cond(takes_new_tokens, attend_to_each_other, lambda state: state, state)
+        state = attend_context(state, config, weights, cache, held, segment=segment, scales=scales)
+        attention = state.acc
+        if sharding.cp_size > 1:
+            attention, _ = merge_over_axis(state.acc, state.lse, sharding.cp)
+        out = mla.gated_output(config, weights, hidden, attention)
+        if sharding.tp_size > 1:
+            out = jax.lax.psum(out, sharding.tp)
+        counted = jnp.arange(num_tokens) < held.cu_seqlens_q[-1]
+        return PrefilledLayer(jnp.where(counted[:, None], out, 0.0), cache)
+
+    mapped = jax.shard_map(
+        on_a_device,
+        mesh=sharding.mesh,
+        in_specs=(
+            sharding.weights_spec(config), everywhere, sharding.cache_spec, everywhere,
+            None if scales is None else sharding.scales_spec,
+        ),
+        out_specs=PrefilledLayer(everywhere, sharding.cache_spec),
+        # Pallas kernels do not say over which axes their results vary.
+        check_vma=False,
+    )  # fmt: skip
+    result: PrefilledLayer = mapped(weights, hidden, cache, batch, scales)
+    return result
+
+
+def _part_of(
+    batch: ShardedBatch, part: jax.Array, num_tokens: int, capacity: int
+) -> tuple[jax.Array, jax.Array, PrefillBatch]:
+    """Position of each new token in its sequence, its row in the part (past the end where the part
+    does not take it), and the part as a batch.
+    """
+    held = sound_batch(
+        PrefillBatch(batch.cu_seqlens_q, batch.context_lens[part], batch.cu_seqlens_cache[part]),
+        num_tokens,
+        capacity,
+    )
+    whole = held._replace(context_lens=jnp.sum(batch.context_lens, axis=0, dtype=jnp.int32))
+    position = new_tokens(whole, num_tokens, capacity).position
+    row = new_tokens(held, num_tokens, capacity).row
+    past_the_end = capacity + jnp.arange(num_tokens, dtype=jnp.int32)
+    return position, jnp.where(part == batch.new_tokens_part, row, past_the_end), held
+
+
+def _check_batch(batch: ShardedBatch, parts: int, num_tokens: int, capacity: int) -> ShardedBatch:
+    """The batch, each part of it checked as `check_batch` does."""
+    if not isinstance(batch, ShardedBatch):
+        raise TypeError(f"batch: expected a ShardedBatch, got {type(batch).__name__}")
+    lens = checks.array("context_lens", batch.context_lens, "[cp, B]")
+    offsets = checks.array("cu_seqlens_cache", batch.cu_seqlens_cache, "[cp, B + 1]")
+    for name, x in (("context_lens", lens), ("cu_seqlens_cache", offsets)):
+        shape = f"[{parts}, {x.shape[1]}]"
+        checks.matches(name, x, shape, (parts, None), "the mesh")
+    taker = batch.new_tokens_part
+    if not checks.is_traced(taker):
+        taker = np.asarray(taker)
+        if taker.shape or not np.issubdtype(taker.dtype, np.integer) or not 0 <= taker < parts:
+            raise ValueError(
+                f"new_tokens_part: expected an integer from 0 to {parts - 1}, got "
+                f"{batch.new_tokens_part!r}"
+            )
+        taker = taker.astype(np.int32)
+    if not any(map(checks.is_traced, (lens, offsets))):
+        lens, offsets = np.asarray(lens), np.asarray(offsets)
+    cu_seqlens_q = checks.cu_seqlens("cu_seqlens_q", batch.cu_seqlens_q, num_tokens, "hidden")
+    for part in range(parts):
+        # Room for the new tokens is needed where they go.
+        goes_here = not checks.is_traced(taker) and part == int(taker)
+        new = cu_seqlens_q if goes_here else np.zeros(cu_seqlens_q.shape, np.int32)
+        try:
+            check_batch(PrefillBatch(new, lens[part], offsets[part]), num_tokens, capacity)
+        except ValueError as error:
+            raise ValueError(f"part {part} of the context: {error}") from None
+    return ShardedBatch(cu_seqlens_q, lens, offsets, taker)
+
+
+def _check_scales(scales: LayerScales | None, num_heads: int) -> LayerScales | None:
+    if scales is None:
+        return None
+    if not isinstance(scales, LayerScales):
+        raise TypeError(f"scales: expected a LayerScales or None, got {type(scales).__name__}")
+    for name, x in zip("qkv", scales, strict=True):
+        if isinstance(x, jax.Array) and not checks.is_traced(x) and not x.is_fully_addressable:
+            # This process has but some of the values, which come from an artifact.
+            x = jax.ShapeDtypeStruct(x.shape, x.dtype)
+            checks.matches(f"scales.{name}", x, f"[{num_heads}]", (num_heads,), "config")
+            checks.dtype_in(f"scales.{name}", x, [np.float32])
+        else:
+            checks.descale(f"scales.{name}", x, num_heads, name)
+    return scales

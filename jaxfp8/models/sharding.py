@@ -1,0 +1,218 @@
+# SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Where an MLA layer lies on a mesh of devices: weights, scales and latent cache.
+
+Two axes of the mesh take part. Along `tp` (tensor parallel) each device has the weights and the
+scales of its own heads; along `cp` (context parallel) each has its own part of the latent cache. So
+a device holds 1 / tp of what has heads and 1 / cp of the cache, whose latents all heads share.
+
+    sharding = MlaSharding(jax.make_mesh((8, 2), ("tp", "cp")))
+    model = load_sharded_layers(checkpoint, config, layers, sharding)
+    scales = shard_scales(artifact, layers, sharding)
+    caches = {layer: empty_sharded_cache(config, capacity, sharding) for layer in layers}
+
+With `jax.distributed` the mesh spans the devices of all processes, every process runs the same
+program, and each reads only what its own devices hold: of a checkpoint the slices of its ranks'
+heads, of an artifact their scales.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from os import PathLike
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxfp8.models.checkpoint import load_layers
+from jaxfp8.models.config import MlaConfig
+from jaxfp8.models.weights import HEAD_AXIS, MlaWeights, weight_shapes
+from jaxfp8.scales.artifact import ScaleArtifact
+from jaxfp8.scales.errors import listed
+from jaxfp8.scales.layer_scales import LayerScales
+
+
+@dataclasses.dataclass(frozen=True)
+class MlaSharding:
+    """A mesh, and which of its axes are the tensor-parallel and the context-parallel one.
+
+    Either may have size 1. Along other axes of the mesh, devices do the same work.
+
+    Attributes:
+      mesh: the devices.
+      tp: name of the axis that the heads are spread over.
+      cp: name of the axis that the context is spread over.
+
+    Raises:
+      TypeError: mesh is not a Mesh of devices.
+      ValueError: the mesh has no such axes, or they are the same.
+    """
+
+    mesh: Mesh
+    tp: str = "tp"
+    cp: str = "cp"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mesh, Mesh):
+            raise TypeError(f"mesh: expected a jax.sharding.Mesh, got {type(self.mesh).__name__}")
+        for name in ("tp", "cp"):
+            if getattr(self, name) not in self.mesh.axis_names:
+                raise ValueError(
+                    f"{name}: expected an axis of the mesh, one of "
+                    f"{listed(self.mesh.axis_names)}, got {getattr(self, name)!r}"
+                )
+        if self.tp == self.cp:
+            raise ValueError(f"cp: expected another axis than tp, got {self.cp!r} for both")
+
+    @property
+    def tp_size(self) -> int:
+        """Tensor-parallel ranks."""
+        return int(self.mesh.shape[self.tp])
+
+    @property
+    def cp_size(self) -> int:
+        """Parts that the context is spread over."""
+        return int(self.mesh.shape[self.cp])
+
+    @property
+    def cache_spec(self) -> PartitionSpec:
+        """Of the cache [cp_size * capacity, latent_dim]: part after part."""
+        return PartitionSpec(self.cp)
+
+    @property
+    def scales_spec(self) -> LayerScales:
+        """Of a layer's scales, float32 [H]."""
+        by_head = PartitionSpec(self.tp)
+        return LayerScales(by_head, by_head, by_head)
+
+    def weights_spec(self, config: MlaConfig) -> MlaWeights:
+        """Of a layer's weights, of all heads."""
+        specs = dict.fromkeys(weight_shapes(config, config.num_heads), PartitionSpec())
+        for name in specs.keys() & HEAD_AXIS.keys():
+            specs[name] = PartitionSpec(*[None] * HEAD_AXIS[name], self.tp)
+        return MlaWeights(**{"g_proj": None, **specs})
+
+    def named(self, spec: PartitionSpec) -> NamedSharding:
+        """The spec on this mesh, as jax.device_put and jax.jit take it."""
+        return NamedSharding(self.mesh, spec)
+
+    def local_devices(self) -> dict[int, list[jax.Device]]:
+        """This process's devices by tensor-parallel rank; the ranks that it has none of left out."""
+        axis = self.mesh.axis_names.index(self.tp)
+        process = jax.process_index()
+        devices = {
+            rank: [device for device in held.flat if device.process_index == process]
+            for rank, held in enumerate(np.moveaxis(self.mesh.devices, axis, 0))
+        }
+        return {rank: held for rank, held in devices.items() if held}
+
+
+def load_sharded_layers(
+    path: str | PathLike[str],
+    config: MlaConfig,
+    layers: Sequence[int],
+    sharding: MlaSharding,
+) -> dict[int, MlaWeights]:
+    """The MLA weights of some layers from a checkpoint, each device with those of its heads.
+
+    A process reads the slices of the ranks that its devices have, each once.
+
+    Args:
+      path, config, layers: as in `load_layers`.
+      sharding: the mesh.
+
+    Returns:
+      Global arrays, by layer.
+
+    Raises:
+      ValueError: the tensor-parallel ranks do not divide the heads.
+      CheckpointError: as `load_layers`.
+    """
+    config.local_heads(sharding.tp_size)
+    ranks = [
+        load_layers(
+            path, config, layers, tp_rank=rank, tp_size=sharding.tp_size, device=_copies(devices)
+        )
+        for rank, devices in sharding.local_devices().items()
+    ]
+    shapes = weight_shapes(config, config.num_heads)
+    specs = sharding.weights_spec(config)
+    loaded = {}
+    for layer in layers:
+        weights: dict[str, jax.Array | None] = {"g_proj": None}
+        for name, shape in shapes.items():
+            weights[name] = _global_array(
+                shape, sharding.named(getattr(specs, name)),
+                (getattr(rank[layer], name) for rank in ranks),
+            )  # fmt: skip
+        loaded[layer] = MlaWeights(**weights)
+    return loaded
+
+
+def shard_scales(
+    artifact: ScaleArtifact, layers: Iterable[int], sharding: MlaSharding
+) -> dict[int, LayerScales]:
+    """The scales of some layers, each device with those of its heads.
+
+    Args:
+      artifact: loaded against the deployment that is served.
+      layers: 0-based indices.
+      sharding: the mesh.
+
+    Returns:
+      Global arrays, float32 [H], by layer.
+
+    Raises:
+      ValueError: the artifact is of another tensor-parallel size, or has no such layer.
+    """
+    identity = artifact.identity
+    if identity.tp_size != sharding.tp_size:
+        raise ValueError(
+            f"artifact: expected tp_size {sharding.tp_size}, that of the mesh ({sharding.tp!r}), "
+            f"got {identity.tp_size}"
+        )
+    shape = (identity.tp_size * identity.local_heads,)
+    placed = {}
+    for layer in layers:
+        ranks = [
+            jax.device_put(artifact.layer(layer, tp_rank=rank), _copies(devices))
+            for rank, devices in sharding.local_devices().items()
+        ]
+        placed[layer] = LayerScales(
+            *(
+                _global_array(shape, sharding.named(spec), parts)
+                for spec, *parts in zip(sharding.scales_spec, *ranks, strict=True)
+            )
+        )
+    return placed
+
+
+def empty_sharded_cache(config: MlaConfig, capacity: int, sharding: MlaSharding) -> jax.Array:
+    """bfloat16 [cp_size * capacity, latent_dim] of zeros: a cache with nothing in any part.
+
+    Args:
+      config: the layer's.
+      capacity: rows of each part.
+      sharding: the mesh.
+    """
+    zeros: Callable[[], jax.Array] = jax.jit(
+        lambda: jnp.zeros((sharding.cp_size * capacity, config.latent_dim), jnp.bfloat16),
+        out_shardings=sharding.named(sharding.cache_spec),
+    )
+    return zeros()
+
+
+def _copies(devices: Sequence[jax.Device]) -> NamedSharding:
+    """The same array on each of the devices."""
+    return NamedSharding(Mesh(np.array(devices), ("copies",)), PartitionSpec())
+
+
+def _global_array(
+    shape: tuple[int, ...], sharding: NamedSharding, parts: Iterable[jax.Array]
+) -> jax.Array:
+    """One array of what this process's devices hold of it."""
+    held = [shard.data for part in parts for shard in part.addressable_shards]
+    return jax.make_array_from_single_device_arrays(shape, sharding, held)
