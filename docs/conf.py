@@ -3,6 +3,7 @@
 """Sphinx: the documents of this folder and the API reference from docstrings (`make docs`)."""
 
 import importlib.util
+import re
 from typing import Any
 
 import jaxfp8
@@ -35,11 +36,16 @@ html_theme_options = {
 html_copy_source = False
 
 
-def _keep_bars(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """In docstrings |x| is a magnitude, not a substitution of reStructuredText."""
-    lines[:] = [line.replace("|", r"\|") for line in lines]
+def _as_text(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Docstrings are written as text: outside of `code`, a bar is a bar and a star is a star."""
+    lines[:] = [
+        line
+        if line.lstrip().startswith((">>>", "..."))
+        else re.sub(r"`[^`]*`|[|*]", lambda m: m[0] if m[0][0] == "`" else f"\\{m[0]}", line)
+        for line in lines
+    ]
 
 
 def setup(app: Any) -> None:
     """Called by Sphinx."""
-    app.connect("autodoc-process-docstring", _keep_bars)
+    app.connect("autodoc-process-docstring", _as_text, priority=400)  # before napoleon's
