@@ -25,32 +25,25 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
-from common import backends, inputs, reference
+from common import backends, inputs, reference, ways
 from common.inputs import Batch
 from common.program import REFCHECK, Recorder, choose, progress, run, start_device
 from common.result import Check
 from common.timing import Subject, Timing, take_turns
-from common.ways import (
-    WAYS,
-    Way,
-    chosen_backend,
-    segment_lengths,
-    static_scales,
-    token_counts,
-)
+from common.ways import Way, chosen_backend, segment_lengths, static_scales, token_counts
 
 import jaxfp8
 from jaxfp8 import packing
-from jaxfp8.models import KIMI_K3, MlaWeights, mla, random_weights
+from jaxfp8.models import KIMI_K3, SMALL, MlaConfig, MlaWeights, mla, random_weights
 from jaxfp8.models.batch import PrefillBatch
 from jaxfp8.models.prefill import prefill_layer
+from jaxfp8.ops.attention.base import Precision
 from jaxfp8.states import merge_float32
 
 _LEVELS = ("attention", "layer")
@@ -61,6 +54,8 @@ _NEW_TOKENS = flags.DEFINE_integer("new_tokens", 4096, "new tokens", lower_bound
 _HEADS = flags.DEFINE_integer("heads", 12, "heads: those of one rank", lower_bound=1)
 _SELECTED = flags.DEFINE_list("levels", list(_LEVELS), f"some of {', '.join(_LEVELS)}")
 _BACKENDS = flags.DEFINE_list("backends", None, "of this library; its own choice if not given")
+_WAYS = flags.DEFINE_list("ways", list(ways.NAMES), f"some of {', '.join(ways.NAMES)}")
+_SMALL = flags.DEFINE_bool("small", False, "layers of the small preset, not of Kimi-K3's size")
 _REPEATS = flags.DEFINE_integer("repeats", 3, "matched repeats", lower_bound=1)
 _BURST_MS = flags.DEFINE_float("burst_ms", 300.0, "least length of a repeat", lower_bound=0.0)
 _PARTS = flags.DEFINE_bool("parts", True, "also time the parts of a segment")
@@ -68,64 +63,69 @@ _MAX_TIME_OF_BF16 = flags.DEFINE_float(
     "max_time_of_bf16", None, "bound on the time of FP8 with static scales over that of BF16"
 )
 
-_CONFIG = KIMI_K3
-
 
 def main(recorder: Recorder) -> None:
     """Runs every context at every level, the shortest first."""
     levels = choose("levels", _SELECTED.value, _LEVELS)
     contexts = token_counts("contexts", _CONTEXTS.value)
+    selected = ways.select(_WAYS.value)
     start_device()
     names = _BACKENDS.value and backends.select(_BACKENDS.value, "fp8", _HEADS.value)
-    makers: dict[str, Callable[[], Any]] = {"attention": AttentionPass, "layer": LayerPass}
     for level in levels:
-        one = makers[level]()
+        one = AttentionPass() if level == "attention" else LayerPass(contexts[-1])
         for context in contexts:
             for backend in names or [None]:
-                _run_pass(recorder, level, one, context, backend)
-        if _PARTS.value and level == "layer":
+                _run_pass(recorder, level, one, context, selected, backend)
+        if _PARTS.value and isinstance(one, LayerPass):
             for backend in names or [None]:
-                _run_parts(recorder, one, contexts, backend)
+                _run_parts(recorder, one, contexts, selected, backend)
 
 
-def _run_pass(recorder: Recorder, level: str, one: Any, context: int, backend: str | None) -> None:
-    ways = {way.name: way for way in WAYS}
+def _run_pass(
+    recorder: Recorder,
+    level: str,
+    one: AttentionPass | LayerPass,
+    context: int,
+    selected: list[Way],
+    backend: str | None,
+) -> None:
     subjects, first_seconds, errors = {}, {}, {}
-    for name, way in ways.items():
-        subjects[name] = one.subject(context, way, backend)
+    for way in selected:
+        subject = subjects[way.name] = one.subject(context, way, backend)
         start = time.perf_counter()
-        result = subjects[name].launch(0)
-        subjects[name].wait(result)
-        first_seconds[name] = time.perf_counter() - start
-        errors[name] = one.check(context, way, subjects[name].output(result))
-    with progress(_REPEATS.value * len(ways), f"{level} {context}") as bar:
+        output = subject.run()
+        first_seconds[way.name] = time.perf_counter() - start
+        errors[way.name] = one.check(context, way, output)
+    with progress(_REPEATS.value * len(selected), f"{level} {context}") as bar:
         times = take_turns(
             subjects,
             turns=_REPEATS.value,
             least_seconds=1e-3 * _BURST_MS.value,
             on_burst=bar.update,
         )
-    for name, way in ways.items():
-        details: dict[str, Any] = {"first_call_s": first_seconds[name]}
+    for way in selected:
+        timing = times[way.name]
+        details: dict[str, Any] = {"first_call_s": first_seconds[way.name]}
         bounds: tuple[Check, ...] = ()
-        of_bf16 = _matched_ratio(times[name], times["bf16"])
+        of_bf16 = _matched_ratio(timing, times["bf16"])
         if way.precision == "fp8":
             details["times_bf16"] = 1 / of_bf16
         if way.static:
-            details["time_of_dynamic"] = _matched_ratio(times[name], times["fp8 dynamic"])
+            if "fp8-dynamic" in times:
+                details["time_of_dynamic"] = _matched_ratio(timing, times["fp8-dynamic"])
             if _MAX_TIME_OF_BF16.value is not None:
                 bounds = (Check("time over that of BF16", of_bf16, _MAX_TIME_OF_BF16.value),)
         recorder.add(
             what=f"{level} pass",
-            case=name,
+            case=way.name,
             shape=_shape(context),
             dtype=way.dtype,
             backend=chosen_backend(way.precision, backend, _HEADS.value),
             flops=one.flops(context),
-            errors=errors[name],
+            errors=errors[way.name],
             bounds=bounds,
             details=details,
-            **times[name].fields,
+            **timing.fields,
         )
 
 
@@ -186,26 +186,15 @@ class AttentionPass:
         cu_k = [inputs.cu_seqlens([length]) for length in lengths]
         scales = self.scales if way.static else jaxfp8.LayerScales(None, None, None)
 
-        @jax.jit
-        def begin(q: Any, k: Any, v: Any, cu_q: Any, scales: Any) -> Any:
-            state = jaxfp8.start_prefill(
-                q, cu_q, precision=way.precision, q_descale=scales.q, backend=backend
-            )
-            return jaxfp8.attend_new_tokens(state, k, v)
-
-        @jax.jit
-        def step(state: Any, k: Any, v: Any, cu_k: Any, scales: Any) -> Any:
-            return jaxfp8.attend_segment(state, k, v, cu_k, k_descale=scales.k, v_descale=scales.v)
-
-        finish = jax.jit(lambda state: (state.out, state.lse))
+        begin, step = _pass_functions(way.precision, backend)
 
         def launch(number: int) -> Any:
             state = begin(self.q, *self.new, self.cu_q, scales)
             for (k, v), cu in zip(self.segments, cu_k, strict=False):
                 state = step(state, k, v, cu, scales)
-            return finish(state)
+            return state.attention_state
 
-        return Subject(launch, output=lambda result: tuple(map(np.asarray, result)))
+        return Subject(launch, output=lambda state: tuple(map(np.asarray, state)))
 
     def check(self, context: int, way: Way, output: Any) -> tuple[Check, ...]:
         """Against float64, for a sample."""
@@ -243,55 +232,80 @@ class AttentionPass:
         return reference.attention_rows(q, chunks(), visible, scale), sampled
 
 
+@functools.cache
+def _pass_functions(precision: Precision, backend: str | None) -> tuple[Any, Any]:
+    """The beginning of a pass and a step of it, compiled once for all contexts."""
+
+    @jax.jit
+    def begin(q: Any, k: Any, v: Any, cu_q: Any, scales: Any) -> Any:
+        state = jaxfp8.start_prefill(
+            q, cu_q, precision=precision, q_descale=scales.q, backend=backend
+        )
+        return jaxfp8.attend_new_tokens(state, k, v)
+
+    @jax.jit
+    def step(state: Any, k: Any, v: Any, cu_k: Any, scales: Any) -> Any:
+        return jaxfp8.attend_segment(state, k, v, cu_k, k_descale=scales.k, v_descale=scales.v)
+
+    return begin, step
+
+
+@functools.cache
+def _layer_function(config: MlaConfig, precision: Precision, backend: str | None) -> Any:
+    """prefill_layer within a jitted function: called alone it reads the batch's values, to check
+    them, and waits for them.
+    """
+
+    @functools.partial(jax.jit, donate_argnums=2)
+    def layer(weights: Any, hidden: Any, cache: Any, batch: Any, scales: Any) -> Any:
+        return prefill_layer(
+            config, weights, hidden, cache, batch,
+            segment=_SEGMENT.value, precision=precision, scales=scales, backend=backend,
+        )  # fmt: skip
+
+    return layer
+
+
 class LayerPass:
     """The pass from hidden states and latent cache to the output of the layer, a single program.
 
-    The cache is donated to each launch and comes back: what is written into it, the latents of the
-    new tokens, is the same every time.
+    The cache is as long as the longest context, whatever part of it is one, so that the program is
+    compiled once. It is donated to each launch and comes back: what is written into it, the latents
+    of the new tokens, lies behind the longest context.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int) -> None:
         new = _NEW_TOKENS.value
+        self.config = SMALL if _SMALL.value else KIMI_K3
         self.weights: MlaWeights = random_weights(
-            _CONFIG, jax.random.key(1), num_heads=_HEADS.value
+            self.config, jax.random.key(1), num_heads=_HEADS.value
         )
-        self.hidden = inputs.normal(0, new, _CONFIG.hidden_size)
+        self.hidden = inputs.normal(0, new, self.config.hidden_size)
+        self.longest = longest
         self.cache: jax.Array | None = None
         self.bf16_output: tuple[int, np.ndarray] | None = None
-        q = jax.jit(mla.queries, static_argnums=0)(_CONFIG, self.weights, self.hidden)
-        cached = jax.jit(mla.latents, static_argnums=0)(_CONFIG, self.weights, self.hidden)
-        k, v = jax.jit(mla.up_project, static_argnums=0)(_CONFIG, self.weights, cached)
-        self.q, self.latents = q, cached
-        self.scales = static_scales(q, k.materialize(), v)
-        queries, keys = (reference.heads_first(np.asarray(x[:64])) for x in (q, k.materialize()))
-        self.score_norm = reference.score_norm(queries, keys, _CONFIG.softmax_scale)
+        self.q, k, v = _queries_keys_values(self.config, self.weights, self.hidden)
+        self.scales = static_scales(self.q, k, v)
+        few = (reference.heads_first(np.asarray(x[:64])) for x in (self.q, k))
+        self.score_norm = reference.score_norm(*few, self.config.softmax_scale)
 
     def flops(self, context: int) -> int:
         """Of the attention and of the up-projection."""
-        head_dims = _CONFIG.qk_nope_head_dim + _CONFIG.v_head_dim
-        up_projection = 2 * context * _CONFIG.kv_lora_rank * _HEADS.value * head_dims
+        head_dims = self.config.qk_nope_head_dim + self.config.v_head_dim
+        up_projection = 2 * context * self.config.kv_lora_rank * _HEADS.value * head_dims
         return _attention_flops(context) + up_projection
 
     def subject(self, context: int, way: Way, backend: str | None) -> Subject:
         """The pass; `output` gives the layer's output on the host."""
-        new = _NEW_TOKENS.value
-        if self.cache is None or self.cache.shape[0] != context + new:
-            self.cache = None  # the old one goes before the new one comes
-            self.cache = random_cache(context + new)
+        if self.cache is None:
+            self.cache = self._random_cache(self.longest + _NEW_TOKENS.value)
         batch = PrefillBatch(
-            cu_seqlens_q=inputs.cu_seqlens([new]),
+            cu_seqlens_q=inputs.cu_seqlens([_NEW_TOKENS.value]),
             context_lens=jnp.asarray([context], jnp.int32),
-            cu_seqlens_cache=inputs.cu_seqlens([context + new]),
+            cu_seqlens_cache=inputs.cu_seqlens([self.longest + _NEW_TOKENS.value]),
         )
-        # One jitted function around it: its checks read the batch's values, which waits for them.
         scales = self.scales if way.static else None
-
-        @functools.partial(jax.jit, donate_argnums=2)
-        def layer(weights: Any, hidden: Any, cache: Any, batch: Any, scales: Any) -> Any:
-            return prefill_layer(
-                _CONFIG, weights, hidden, cache, batch,
-                segment=_SEGMENT.value, precision=way.precision, scales=scales, backend=backend,
-            )  # fmt: skip
+        layer = _layer_function(self.config, way.precision, backend)
 
         def launch(number: int) -> Any:
             result = layer(self.weights, self.hidden, self.cache, batch, scales)
@@ -312,21 +326,32 @@ class LayerPass:
         limit = reference.out_limit("fp8", self.score_norm)
         return (Check("relative error to BF16", error, limit),)
 
+    def _random_cache(self, tokens: int) -> jax.Array:
+        """bfloat16 [tokens, latent_dim], of variance 1; drawn in pieces, for JAX counts random
+        bits in 32 bits.
+        """
+        piece = 1 << 16
+        drawn = [
+            inputs.normal(7 + at, min(piece, tokens - at), self.config.latent_dim)
+            for at in range(0, tokens, piece)
+        ]
+        return jnp.concatenate(drawn)
+
     def parts(self, way: Way, backend: str | None) -> dict[str, Subject]:
         """What a segment goes through, each alone, at the size of one segment."""
         name = chosen_backend(way.precision, backend, _HEADS.value)
-        cached = random_cache(_SEGMENT.value)
+        cached = self._random_cache(_SEGMENT.value)
         cu_q = inputs.cu_seqlens([_NEW_TOKENS.value])
         cu_k = inputs.cu_seqlens([_SEGMENT.value])
         q_descale, k_descale, v_descale = self.scales if way.static else (None, None, None)
-        up_project = jax.jit(functools.partial(mla.up_project, _CONFIG))
+        up_project = jax.jit(functools.partial(mla.up_project, self.config))
 
         @jax.jit
         def quantize(k: Any, v: Any, k_descale: Any, v_descale: Any) -> Any:
             return packing.pack_context(k, v, cu_k, k_descale, v_descale, way.precision, None, name)
 
         attend = jax.jit(
-            functools.partial(jaxfp8.attend, causal=False, softmax_scale=_CONFIG.softmax_scale)
+            functools.partial(jaxfp8.attend, causal=False, softmax_scale=self.config.softmax_scale)
         )
         k, v = up_project(self.weights, cached)
         context = quantize(k, v, k_descale, v_descale)
@@ -344,18 +369,21 @@ class LayerPass:
         }
 
 
-def random_cache(tokens: int) -> jax.Array:
-    """bfloat16 [tokens, 576], of variance 1; drawn in pieces, whose random bits are 32-bit."""
-    size, piece = _CONFIG.latent_dim, 1 << 16
-    drawn = [inputs.normal(7 + at, min(piece, tokens - at), size) for at in range(0, tokens, piece)]
-    return jnp.concatenate(drawn)
+@functools.partial(jax.jit, static_argnums=0)
+def _queries_keys_values(config: MlaConfig, weights: Any, hidden: Any) -> Any:
+    k, v = mla.up_project(config, weights, mla.latents(config, weights, hidden))
+    return mla.queries(config, weights, hidden), k.materialize(), v.materialize()
 
 
 def _run_parts(
-    recorder: Recorder, layer: LayerPass, contexts: list[int], backend: str | None
+    recorder: Recorder,
+    layer: LayerPass,
+    contexts: list[int],
+    selected: list[Way],
+    backend: str | None,
 ) -> None:
     layer.cache = None  # room for what a segment becomes
-    for way in WAYS:
+    for way in selected:
         subjects = layer.parts(way, backend)
         with progress(_REPEATS.value * len(subjects), f"parts, {way.name}") as bar:
             times = take_turns(

@@ -24,10 +24,10 @@ from collections.abc import Callable
 from typing import Any
 
 from absl import flags
-from common import backends, reference
+from common import backends, reference, ways
 from common.program import REFCHECK, Recorder, choose, progress, run, start_device
 from common.result import Check
-from common.ways import WAYS, Way, chosen_backend, segment_lengths, token_counts
+from common.ways import Way, chosen_backend, segment_lengths, token_counts
 from needles.haystack import Haystack
 from needles.latents import LatentHaystack
 from needles.stack import error_growth
@@ -40,6 +40,7 @@ _LEVELS = ("attention", "layer", "stack")
 _CONTEXTS = flags.DEFINE_list("contexts", ["131072", "524288", "1047552"], "tokens of context")
 _DEPTHS = flags.DEFINE_list("depths", ["10", "50", "90"], "where needles lie, percent of a context")
 _SELECTED = flags.DEFINE_list("levels", list(_LEVELS), f"some of {', '.join(_LEVELS)}")
+_WAYS = flags.DEFINE_list("ways", list(ways.NAMES), f"some of {', '.join(ways.NAMES)}")
 _SEGMENT = flags.DEFINE_integer("segment", 65536, "tokens of a segment", lower_bound=1)
 _NEW_TOKENS = flags.DEFINE_integer("new_tokens", 4096, "new tokens", lower_bound=1)
 _HEADS = flags.DEFINE_integer("heads", 12, "heads of `attention` and `layer`", lower_bound=1)
@@ -61,20 +62,21 @@ def main(recorder: Recorder) -> None:
     levels = choose("levels", _SELECTED.value, _LEVELS)
     contexts = token_counts("contexts", _CONTEXTS.value)
     depths = _depths()
+    selected = ways.select(_WAYS.value)
     start_device()
     if _BACKEND.value is not None:
         for precision in backends.PRECISIONS:
             backends.select([_BACKEND.value], precision, _HEADS.value)
-    runs: dict[str, Callable[[Recorder, int, list[int]], None]] = {
+    runs: dict[str, Callable[[Recorder, int, list[int], list[Way]], None]] = {
         "attention": _run_attention,
         "layer": _run_layer,
     }
     for level in levels:
         if level == "stack":
-            _run_stack(recorder)
+            _run_stack(recorder, selected)
             continue
         for context in contexts:
-            runs[level](recorder, context, depths)
+            runs[level](recorder, context, depths, selected)
 
 
 def _depths() -> list[int]:
@@ -86,11 +88,13 @@ def _depths() -> list[int]:
     return [int(text) for text in _DEPTHS.value]
 
 
-def _run_attention(recorder: Recorder, context: int, depths: list[int]) -> None:
+def _run_attention(
+    recorder: Recorder, context: int, depths: list[int], selected: list[Way]
+) -> None:
     haystack = Haystack(context, _NEW_TOKENS.value, _SEGMENT.value, _HEADS.value, depths)
     bf16 = None
-    with progress(len(WAYS) * len(haystack.lengths), f"attention {context}") as bar:
-        for way in WAYS:
+    with progress(len(selected) * len(haystack.lengths), f"attention {context}") as bar:
+        for way in selected:
             out, lse = haystack.run(way, _BACKEND.value, bar.update)
             bf16 = out if bf16 is None else bf16
             errors = haystack.check(out, lse, way) if REFCHECK.value else ()
@@ -101,15 +105,15 @@ def _run_attention(recorder: Recorder, context: int, depths: list[int]) -> None:
             _record(recorder, "attention", way, context, errors, details)
 
 
-def _run_layer(recorder: Recorder, context: int, depths: list[int]) -> None:
+def _run_layer(recorder: Recorder, context: int, depths: list[int], selected: list[Way]) -> None:
     config = SMALL if _SMALL.value else KIMI_K3
     haystack = LatentHaystack(
-        config, context, _NEW_TOKENS.value, _SEGMENT.value, _HEADS.value, depths
+        config, context, _NEW_TOKENS.value, _SEGMENT.value, _HEADS.value, depths, _BACKEND.value
     )
     bf16 = None
-    with progress(len(WAYS), f"layer {context}") as bar:
-        for way in WAYS:
-            out = haystack.run(way, _BACKEND.value)
+    with progress(len(selected), f"layer {context}") as bar:
+        for way in selected:
+            out = haystack.run(way)
             bf16 = out if bf16 is None else bf16
             errors: tuple[Check, ...] = ()
             if REFCHECK.value and way.precision == "fp8":
@@ -148,14 +152,14 @@ def _record(
     )
 
 
-def _run_stack(recorder: Recorder) -> None:
-    ways = [way for way in WAYS if way.precision == "fp8"]
-    with progress(len(ways) * _LAYERS.value, "stack") as bar:
+def _run_stack(recorder: Recorder, selected: list[Way]) -> None:
+    fp8 = [way for way in selected if way.precision == "fp8"]
+    with progress(len(fp8) * _LAYERS.value, "stack") as bar:
         growth = error_growth(
             SMALL, _LAYERS.value, _STACK_CONTEXT.value, _STACK_NEW_TOKENS.value, _SEGMENT.value,
-            ways, _BACKEND.value, bar.update,
+            fp8, _BACKEND.value, bar.update,
         )  # fmt: skip
-    for way in ways:
+    for way in fp8:
         grown = growth[way.name]
         errors: tuple[Check, ...] = ()
         if REFCHECK.value:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jaxfp8
 from common import backends, inputs
+from common.program import choose
 from jaxfp8.cli import CommandError
 from jaxfp8.ops.attention.base import AttentionSpec, Precision
 from jaxfp8.ops.attention.registry import choose_backend
@@ -32,12 +33,24 @@ class Way:
 
 WAYS = (
     Way("bf16", "bf16", False),
-    Way("fp8 dynamic", "fp8", False),
-    Way("fp8 static", "fp8", True),
+    Way("fp8-dynamic", "fp8", False),
+    Way("fp8-static", "fp8", True),
 )
+
+NAMES = tuple(way.name for way in WAYS)
 
 MARGIN = 1.1
 """Headroom of static scales over the arrays that they come from."""
+
+
+def select(names: Sequence[str]) -> list[Way]:
+    """The ways of those names, in their own order; BF16, which others are compared with, always.
+
+    Raises:
+      CommandError: a name is unknown.
+    """
+    chosen = {WAYS[0].name, *choose("ways", names, NAMES)}
+    return [way for way in WAYS if way.name in chosen]
 
 
 def static_scales(q: Any, k: Any, v: Any) -> jaxfp8.LayerScales:

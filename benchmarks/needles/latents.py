@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from common import inputs, reference
 from common.result import Check
-from common.ways import Way, static_scales
+from common.ways import WAYS, Way, static_scales
 
 from jaxfp8.models import MlaConfig, mla, random_weights
 from jaxfp8.models.batch import PrefillBatch
@@ -43,8 +43,9 @@ class LatentHaystack:
         segment: int,
         heads: int,
         depths: Sequence[int],
+        backend: str | None,
     ) -> None:
-        self.config, self.segment = config, segment
+        self.config, self.segment, self.backend = config, segment, backend
         self.context, self.new_tokens = context, new_tokens
         weights = random_weights(config, jax.random.key(0), num_heads=heads)
         # Scores of q and k of unit variance spread by 1 nat.
@@ -62,12 +63,12 @@ class LatentHaystack:
         self.score_norm = reference.score_norm(*norm_of, config.softmax_scale)
         self.candidates = self._candidates()
 
-    def run(self, way: Way, backend: str | None) -> np.ndarray:
+    def run(self, way: Way) -> np.ndarray:
         """float32 [T, hidden_size]: the layer's output."""
         pieces = [
             self._piece(at, min(_PIECE, self.context - at)) for at in range(0, self.context, _PIECE)
         ]
-        return self._prefill(jnp.concatenate(pieces), way, backend)
+        return self._prefill(jnp.concatenate(pieces), way)
 
     def found(self, out: np.ndarray) -> list[bool]:
         """Whether each needle is."""
@@ -95,26 +96,29 @@ class LatentHaystack:
                 cached = cached.at[place - at].set(self.needles[i])
         return cached
 
-    def _prefill(self, context: jax.Array, way: Way, backend: str | None) -> np.ndarray:
+    def _prefill(self, context: jax.Array, way: Way) -> np.ndarray:
+        """The layer's output over a context, in a cache as large as the whole haystack: so that a
+        short context compiles nothing of its own.
+        """
         tokens = context.shape[0]
-        room = jnp.zeros((self.new_tokens, self.config.latent_dim), jnp.bfloat16)
+        capacity = self.context + self.new_tokens
+        room = jnp.zeros((capacity - tokens, self.config.latent_dim), jnp.bfloat16)
         batch = PrefillBatch(
             cu_seqlens_q=inputs.cu_seqlens([self.new_tokens]),
             context_lens=jnp.asarray([tokens], jnp.int32),
-            cu_seqlens_cache=inputs.cu_seqlens([tokens + self.new_tokens]),
+            cu_seqlens_cache=inputs.cu_seqlens([capacity]),
         )
         result = prefill_layer(
             self.config, self.weights, self.hidden, jnp.concatenate([context, room]), batch,
             segment=self.segment, precision=way.precision,
-            scales=self.scales if way.static else None, backend=backend,
+            scales=self.scales if way.static else None, backend=self.backend,
         )  # fmt: skip
         return np.asarray(result.out)
 
     def _candidates(self) -> list[np.ndarray]:
         """What the layer says of each needle alone, and last of a token that nobody asks for."""
         plain = inputs.normal(10**6, 1, self.config.latent_dim)
-        bf16 = Way("bf16", "bf16", False)
-        return [self._prefill(x, bf16, None) for x in (*self.needles[:, None], plain)]
+        return [self._prefill(x, WAYS[0]) for x in (*self.needles[:, None], plain)]
 
     def _needles(self, q: jax.Array) -> jax.Array:
         """bfloat16 [N, latent_dim]."""
