@@ -101,8 +101,16 @@ def use_compilation_cache(directory: str | os.PathLike[str]) -> None:
     """Keeps compiled programs in a folder, for this process and the next.
 
     JAX's persistent compilation cache, for programs of any size and compile time.
+
+    Raises:
+      TypeError: directory is not a path.
     """
+    # Not above: JAX is imported after share_the_gpu.
     import jax
+
+    from jaxfp8.scales.arguments import require_path
+
+    require_path("directory", directory)
 
     jax.config.update("jax_compilation_cache_dir", os.fspath(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

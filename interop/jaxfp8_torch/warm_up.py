@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from jaxfp8 import Fp8Format, LayerScales
+from jaxfp8.scales.arguments import integer, require
 from jaxfp8_torch.buckets import Buckets, set_buckets
 from jaxfp8_torch.prefill import Precision, prefill_attention
 from jaxfp8_torch.runtime import compilation_count, use_compilation_cache
@@ -56,7 +57,18 @@ def warmup(
 
     Returns:
       The number of programs compiled.
+
+    Raises:
+      TypeError, ValueError, NotImplementedError: an argument that calls would be refused for; a
+        size that is none.
     """
+    require("buckets", buckets, Buckets, "Buckets")
+    num_heads = _positive("num_heads", num_heads)
+    qk_head_dim = _positive("qk_head_dim", qk_head_dim)
+    v_head_dim = _positive("v_head_dim", v_head_dim)
+    if v_width is not None and (v_width := _positive("v_width", v_width)) < v_head_dim:
+        raise ValueError(f"v_width: expected at least v_head_dim, {v_head_dim}, got {v_width}")
+    require("causal", causal, Sequence, "a sequence of the values that calls will give")
     before = compilation_count()
     if cache_dir is not None:
         use_compilation_cache(cache_dir)
@@ -100,3 +112,10 @@ def warmup(
                         backend=backend, lse_layout=lse_layout,
                     )  # fmt: skip
     return compilation_count() - before
+
+
+def _positive(name: str, value: object) -> int:
+    size = integer(name, value)
+    if size < 1:
+        raise ValueError(f"{name}: expected at least 1, got {size}")
+    return size

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 
 import numpy as np
@@ -15,14 +16,15 @@ torch = pytest.importorskip("torch")
 import jaxfp8  # noqa: E402
 import jaxfp8_torch  # noqa: E402
 from jaxfp8_torch import buckets, dlpack  # noqa: E402
+from jaxfp8_torch import warm_up as warm_up_module  # noqa: E402
 from jaxfp8_torch.buckets import Buckets  # noqa: E402
 from tests import oracle  # noqa: E402
 from tests.inputs import cu_seqlens, qkv  # noqa: E402
 from tests.interop.tensors import array, assert_same_bits, tensors  # noqa: E402
 from tests.tolerances import assert_attention  # noqa: E402
 
-TRAFFIC = Buckets(query_tokens=(16,), context_tokens=(32,), sequences=(1, 4))
-SMALL = Buckets(query_tokens=(16, 64), context_tokens=(64, 128), sequences=(1, 4))
+TRAFFIC = Buckets(query_tokens=(16,), context_tokens=(32,), sequences=(4,))
+SMALL = Buckets(query_tokens=(16, 64), context_tokens=(128,), sequences=(4,))
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +52,7 @@ class AsNumpy:
 @pytest.mark.parametrize("seed", range(6))
 def test_padded_calls_are_right(seed):
     jaxfp8_torch.set_buckets(SMALL)
-    arrays = random_batch(np.random.default_rng(seed), 70, 150, 5, heads=2)
+    arrays = random_batch(np.random.default_rng(seed), 64, 128, 4, heads=2)
     given = tensors(arrays, "cpu")
     state = jaxfp8_torch.prefill_attention(*given, causal=True, precision="bf16")
     expected = oracle.attention(*arrays, causal=True)
@@ -84,7 +86,7 @@ def test_padding_changes_no_scale():
 def test_a_tensor_of_a_bucket_is_not_copied(monkeypatch):
     """A workspace is passed whole, however little of it is filled."""
     jaxfp8_torch.set_buckets(SMALL)
-    q, k, v = tensors(qkv(np.random.default_rng(0), 64, 64), "cpu")
+    q, k, v = tensors(qkv(np.random.default_rng(0), 64, 128), "cpu")
     wide = torch.cat([v, v], dim=2)
     crossed = []
     wrap = dlpack.wrap
@@ -95,7 +97,7 @@ def test_a_tensor_of_a_bucket_is_not_copied(monkeypatch):
 
     monkeypatch.setattr(dlpack, "wrap", recording)
     cu_q, cu_k = tensors((cu_seqlens([3, 5]), cu_seqlens([20, 1])), "cpu")
-    for queries in (q, q[:50]):
+    for queries in (q, q[:50]):  # one program
         crossed.clear()
         jaxfp8_torch.prefill_attention(
             queries, k, wide[:, :, 128:], cu_q, cu_k, causal=True, precision="bf16"
@@ -127,6 +129,24 @@ def test_sizes_that_are_no_integers(sizes):
 def test_buckets_of_another_kind():
     with pytest.raises(TypeError, match="buckets: expected Buckets or None, got tuple"):
         jaxfp8_torch.set_buckets((1, 2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"buckets": 5}, TypeError, "buckets: expected Buckets, got int"),
+        ({"num_heads": 1.5}, TypeError, "num_heads: expected an integer, got float"),
+        ({"num_heads": 0}, ValueError, "num_heads: expected at least 1, got 0"),
+        ({"v_head_dim": "128"}, TypeError, "v_head_dim: expected an integer, got str"),
+        ({"v_width": 64}, ValueError, "v_width: expected at least v_head_dim, 128, got 64"),
+        ({"causal": True}, TypeError, "causal: expected a sequence of the values that calls will"),
+        ({"precision": "int8"}, ValueError, "precision: expected 'fp8' or 'bf16', got 'int8'"),
+        ({"cache_dir": 5}, TypeError, "directory: expected a path, got int"),
+    ],
+)
+def test_a_warm_up_that_cannot_be(changes, error, message):
+    with pytest.raises(error, match=message):
+        jaxfp8_torch.warmup(**{"buckets": TRAFFIC, "num_heads": 1} | changes)
 
 
 class Traffic:
@@ -165,6 +185,32 @@ class Traffic:
         )
 
 
+def test_a_warm_up_calls_with_every_size(monkeypatch):
+    called = []
+
+    def recorder(name, result=None):
+        def call(*arguments, **options):
+            called.append((name, *(x.shape[0] for x in arguments if isinstance(x, torch.Tensor))))
+            return result
+
+        return call
+
+    for name in ("prefill_attention", "attend_new_tokens", "attend_segment"):
+        monkeypatch.setattr(warm_up_module, name, recorder(name))
+    monkeypatch.setattr(warm_up_module, "start_prefill", recorder("start_prefill", "a state"))
+    sizes = Buckets(query_tokens=(2, 3), context_tokens=(5, 7), sequences=(11, 13))
+    jaxfp8_torch.warmup(sizes, 1, precision="bf16", causal=(True, False))
+    assert jaxfp8_torch.get_buckets() is sizes
+    batches = list(itertools.product((2, 3), (12, 14)))
+    expected = [("start_prefill", q, cu) for q, cu in batches]
+    expected += [("attend_new_tokens", q, q) for q, _ in batches]
+    for q, cu in batches:
+        for k in (5, 7):
+            expected += [("attend_segment", k, k, cu)]
+            expected += [("prefill_attention", q, k, k, cu, cu)] * 2
+    assert sorted(called) == sorted(expected)
+
+
 def warm_up():
     return jaxfp8_torch.warmup(TRAFFIC, 1, v_width=256)
 
@@ -177,9 +223,8 @@ def resident_bytes():
 @pytest.mark.slow
 def test_ten_thousand_calls_after_the_warm_up_compile_nothing_and_keep_no_memory():
     programs = warm_up()
-    # 2 sizes of a batch: start, new tokens (V plain and in place), a segment and a prefill, V plain
-    # and in place.
-    assert programs <= 2 * (1 + 2 + 2 * 2)
+    # Start; new tokens, a segment and a prefill, each with V plain and in place.
+    assert programs <= 1 + 2 * 3
     assert warm_up() == 0
     before = jaxfp8_torch.compilation_count()
     traffic = Traffic(0)

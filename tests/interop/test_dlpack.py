@@ -236,7 +236,7 @@ def test_traced_and_sharded_arrays_are_refused_on_the_way_back():
 @on_each_device
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_memory_lives_until_the_last_reference_goes(order, device):
-    x = draw(torch.bfloat16, 64, 2, 192, device=device)
+    x = draw(torch.bfloat16, 16, 2, 64, device=device)
     expected = x.cpu().clone()
     crossed = from_torch("x", x)
     held = [x, crossed, to_torch(crossed)]
@@ -244,7 +244,7 @@ def test_memory_lives_until_the_last_reference_goes(order, device):
     for n, index in enumerate(order):
         survivors = [held[i] for i in order[n:]]
         for _ in range(4):  # would take the memory, were it free
-            draw(torch.bfloat16, 64, 2, 192, device=device)
+            draw(torch.bfloat16, 16, 2, 64, device=device)
         for survivor in survivors:
             if isinstance(survivor, torch.Tensor):
                 assert torch.equal(survivor.cpu(), expected)

@@ -102,8 +102,8 @@ def test_results_are_new_memory(name, n):
 
 def serve(q, k, v, cu_q, cu_k, fmt):
     """Everything at once, with work of torch's own around it."""
-    whole = jaxfp8_torch.prefill_attention(q * 1, k, v, cu_q, cu_k, causal=True, fmt=fmt)
-    state = jaxfp8_torch.start_prefill(q, cu_q, fmt=fmt)
+    whole = jaxfp8_torch.prefill_attention(q * 1, k, v, cu_q, cu_k, causal=True)
+    state = jaxfp8_torch.start_prefill(q, cu_q)
     state = jaxfp8_torch.attend_new_tokens(state, k[:50], v[:50])
     state = jaxfp8_torch.attend_segment(state, k, v, cu_k)
     merged = jaxfp8_torch.merge_states(whole, state.attention_state)

@@ -7,10 +7,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 
+import jax
 import pytest
 
 pytest.importorskip("torch")
+
+from jaxfp8_torch import runtime
 
 
 def run_python(program, **env):
@@ -28,85 +32,84 @@ def run_python(program, **env):
     return result
 
 
-SHOW = "import os; print(os.environ.get('XLA_PYTHON_CLIENT_PREALLOCATE'))"
+SHOW = "print(os.environ.get('XLA_PYTHON_CLIENT_PREALLOCATE'))\n"
 
 
-def test_import_keeps_jax_from_reserving_the_gpu():
-    assert run_python(f"import jaxfp8_torch; {SHOW}").stdout == "false\n"
-    after_jax = run_python(
-        "import jax, jaxfp8_torch; print(jax.config.jax_num_cpu_devices); " + SHOW
-    )
-    assert after_jax.stdout == "-1\nfalse\n"
+# A process takes seconds to import both frameworks: each of these is asked several things.
 
 
-def test_a_setting_of_the_users_stands():
-    program = f"import jaxfp8_torch; {SHOW}"
-    result = run_python(program, XLA_PYTHON_CLIENT_PREALLOCATE="true")
-    assert result.stdout == "true\n"
-
-
-def test_jax_that_runs_already_is_left_alone():
-    result = run_python(f"import jax; jax.devices(); import jaxfp8_torch; {SHOW}")
-    assert result.stdout == "None\n"
-    assert "reserved" not in result.stderr  # a CPU reserves nothing
-
-
-def test_jax_that_has_reserved_the_gpu_is_said_once():
+def test_import_keeps_jax_from_reserving_the_gpu_and_starts_no_backend():
     result = run_python(
-        "import jax; jax.devices(); jax.default_backend = lambda: 'gpu'\n"
-        "import jaxfp8_torch\n"
-        "import jaxfp8_torch.runtime\n"
+        "import os, jaxfp8_torch\n"
+        f"{SHOW}"
+        "[getattr(jaxfp8_torch, name) for name in jaxfp8_torch.__all__]\n",
+        JAX_PLATFORMS="no_such_platform",
     )
-    assert result.stderr.count("RuntimeWarning: JAX was started before jaxfp8_torch") == 1
+    assert result.stdout == "false\n"
 
 
-def test_whether_jax_runs_can_be_asked():
-    """And asking starts nothing, nor changes a setting."""
+def test_after_jax_is_imported_and_before_it_runs():
+    """Whether it runs can be asked, which starts nothing and changes no setting."""
     result = run_python(
-        "import jaxfp8_torch, jax\n"
+        "import os, jax, jaxfp8_torch\n"
+        f"{SHOW}"
+        "print(jax.config.jax_num_cpu_devices)\n"
         "print(jaxfp8_torch.jax_is_running(), jaxfp8_torch.jax_is_running())\n"
         "jax.config.update('jax_num_cpu_devices', 2)\n"
         "print(jaxfp8_torch.jax_is_running())\n"
         "print(len(jax.devices()), jaxfp8_torch.jax_is_running())\n"
     )
-    assert result.stdout == "False False\nFalse\n2 True\n"
+    assert result.stdout == "false\n-1\nFalse False\nFalse\n2 True\n"
 
 
-def test_import_starts_no_backend():
-    run_python(
-        "import jaxfp8_torch; [getattr(jaxfp8_torch, name) for name in jaxfp8_torch.__all__]",
-        JAX_PLATFORMS="no_such_platform",
-    )
+def test_a_setting_of_the_users_stands():
+    result = run_python(f"import os, jaxfp8_torch\n{SHOW}", XLA_PYTHON_CLIENT_PREALLOCATE="true")
+    assert result.stdout == "true\n"
 
 
-def test_a_fork_after_a_call_is_detected():
+def test_jax_that_runs_already_is_left_alone():
+    result = run_python(f"import os, jax; jax.devices(); import jaxfp8_torch\n{SHOW}")
+    assert result.stdout == "None\n"
+    assert "reserved" not in result.stderr  # a CPU reserves nothing
+
+
+@pytest.mark.parametrize("setting", [None, "false"])
+def test_jax_that_has_reserved_the_gpu_is_said(setting, monkeypatch):
+    """By the import, and a module is imported once."""
+    jax.devices()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
+    if setting:
+        monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", setting)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        runtime.share_the_gpu()
+    assert [entry.category for entry in said] == ([] if setting else [RuntimeWarning])
+    for entry in said:
+        assert str(entry.message).startswith("JAX was started before jaxfp8_torch was imported")
+
+
+def test_a_fork_after_a_call_is_detected_and_one_before_it_is_fine():
     result = run_python(
         "import os, torch, jaxfp8_torch\n"
-        "x = torch.randn(4, 2, 64)\n"
+        "x = torch.ones(4, 2, 64)\n"
+        "def in_child():\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0:\n"
+        "        try:\n"
+        "            print(jaxfp8_torch.per_head_amax(x).tolist(), flush=True)\n"
+        "        except RuntimeError as error:\n"
+        "            print(error, flush=True)\n"
+        "        os._exit(0)\n"
+        "    os.waitpid(pid, 0)\n"
+        "in_child()\n"
         "jaxfp8_torch.per_head_amax(x)\n"
-        "pid = os.fork()\n"
-        "if pid == 0:\n"
-        "    try:\n"
-        "        jaxfp8_torch.per_head_amax(x)\n"
-        "    except RuntimeError as error:\n"
-        "        print(error, flush=True)\n"
-        "    os._exit(0)\n"
-        "os.waitpid(pid, 0)\n"
-        "jaxfp8_torch.per_head_amax(x)\n"
+        "in_child()\n"
+        "print(jaxfp8_torch.per_head_amax(x).tolist())\n"
     )
-    assert "JAX does not survive a fork; start worker processes with the 'spawn'" in result.stdout
-
-
-def test_a_fork_before_the_first_call_is_fine():
-    result = run_python(
-        "import os, torch, jaxfp8_torch\n"
-        "pid = os.fork()\n"
-        "if pid == 0:\n"
-        "    print(jaxfp8_torch.per_head_amax(torch.ones(4, 2, 64)).tolist(), flush=True)\n"
-        "    os._exit(0)\n"
-        "os.waitpid(pid, 0)\n"
-    )
-    assert result.stdout == "[1.0, 1.0]\n"
+    before, after, parent = result.stdout.splitlines()
+    assert before == parent == "[1.0, 1.0]"
+    assert "JAX does not survive a fork; start worker processes with the 'spawn'" in after
 
 
 def test_compiled_programs_are_kept_for_the_next_process(tmp_path):
