@@ -46,6 +46,12 @@ def _as_text(app: Any, what: str, name: str, obj: Any, options: Any, lines: list
     ]
 
 
+def _skip_fields(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
+    """Fields of a NamedTuple: its docstring describes them."""
+    return True if type(obj).__name__ == "_tuplegetter" else None
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
+    app.connect("autodoc-skip-member", _skip_fields)
     app.connect("autodoc-process-docstring", _as_text, priority=400)  # before napoleon's
