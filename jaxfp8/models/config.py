@@ -36,7 +36,8 @@ class MlaConfig:
       qk_rope_head_dim: columns of K that all heads share, and those of Q that meet them; even.
       v_head_dim: columns of V.
       rms_norm_eps: added to the mean square in RMSNorm.
-      max_position_embeddings: the longest sequence that the model takes.
+      max_position_embeddings: the longest sequence that the model is made for. Not enforced: a pass
+        that goes past it is the caller's to refuse.
       rope_theta: base of the rotary embedding of the shared columns; None leaves them unrotated
         (NoPE), which is what Kimi-K3 does.
       output_gate: whether the attention output is multiplied by sigmoid(g_proj(hidden)).

@@ -120,7 +120,5 @@ def plan_prefill(
     fp8 = decision.path == "fp8"
     scales = {}
     if fp8 and policy.artifact is not None:
-        scales = {
-            layer: policy.artifact.layer(layer, tp_rank=tp_rank) for layer in served.layers or ()
-        }
+        scales = {layer: policy.artifact.layer(layer, tp_rank=tp_rank) for layer in served.layers}
     return PrefillPlan(decision, "fp8" if fp8 and new_tokens_fp8 else "bf16", scales)

@@ -21,8 +21,12 @@ weights, hidden states and what belongs to the new tokens
 where the terms of a segment are its latents, their up-projection in bfloat16, and K and V as the
 kernel reads them (e = 1 in FP8, 2 in bfloat16; `segment_bytes`). Nothing else grows with the
 context: of 1,047,552 tokens with 12 heads and segments of 65,536 in FP8 that is 1.21 GB of cache
-and 0.73 GB of segment, where K and V of the whole would be 8.0 GB in bfloat16. On a CPU, XLA keeps
-float32 copies of what it multiplies and puts K together: a constant factor on the segment.
+and 0.73 GB of segment, where K and V of the whole would be 8.0 GB in bfloat16. Compiled for gfx942,
+XLA plans 0.60 GB beside cache, weights and output, some of which it uses for the segment too.
+
+On a CPU K is put together and XLA keeps several forms of it: a constant factor on the segment. XLA
+of JAX 0.10 also writes and reads bfloat16 there by way of a float32 copy of the whole cache; later
+ones do not, and neither does a GPU.
 """
 
 from __future__ import annotations
@@ -179,9 +183,7 @@ def attend_context(
 
     def attend_segment(i: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
         rows, cu_seqlens_k = segment_rows(batch, i * segment, segment)
-        # Where products are of float32 operands (a CPU), XLA would convert before it gathers, and
-        # therefore keep a float32 copy of the whole cache.
-        cached = jax.lax.optimization_barrier(jnp.take(cache, rows, axis=0, mode="clip"))
+        cached = jnp.take(cache, rows, axis=0, mode="clip")
         seen = dataclasses.replace(state, acc=carry[0], lse=carry[1])
         seen = mla.attend_latents(seen, config, weights, cached, cu_seqlens_k, scales)
         return seen.acc, seen.lse
@@ -236,6 +238,7 @@ def _prefill_layer(
 def _check_weights(config: MlaConfig, weights: MlaWeights) -> None:
     if not isinstance(weights, MlaWeights):
         raise TypeError(f"weights: expected an MlaWeights, got {type(weights).__name__}")
+    checks.array("weights.q_b_proj", weights.q_b_proj, "[H, qk_head_dim, q_lora_rank]")
     expected, other = ("an array", "None") if config.output_gate else ("None", "an array")
     if (weights.g_proj is not None) != config.output_gate:
         raise ValueError(

@@ -1,13 +1,18 @@
 # SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
 # SPDX-License-Identifier: Apache-2.0
-"""These tests take as long as their programs take to compile, which are run once or twice each."""
+"""What the tests of jaxfp8.models ask pytest for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
 
 import jax
 import pytest
 
 
-@pytest.fixture(scope="package", autouse=True)
-def compile_quickly():
+@pytest.fixture(scope="module")
+def compiled_fast() -> Iterator[None]:
+    """For inputs of a few tokens: compiling is what takes time."""
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     yield

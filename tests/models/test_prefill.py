@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ import pytest
 
 import jaxfp8
 from jaxfp8 import models
-from jaxfp8.models import PrefillBatch, prefill_layer
+from jaxfp8.models import MlaConfig, PrefillBatch, prefill_layer
 from tests import oracle as attention_oracle
 from tests.inputs import cu_seqlens
 from tests.models import oracle
@@ -35,12 +36,14 @@ class Case(NamedTuple):
     whole: list[oracle.Layer]
 
 
-def make_case(context: list[int], new: list[int], spare: list[int], seed: int = 0) -> Case:
+def make_case(
+    context: list[int], new: list[int], spare: list[int], *, seed: int, config: MlaConfig = TINY
+) -> Case:
     """Sequences of context[b] + new[b] tokens in regions with room for spare[b] more."""
     rng = np.random.default_rng(seed)
     sequences = hidden_states(rng, np.add(context, new))
     tensors = checkpoint_tensors(WEIGHTS)
-    whole = [oracle.layer(TINY, tensors, x) for x in sequences]
+    whole = [oracle.layer(config, tensors, x) for x in sequences]
     regions = cu_seqlens(np.add(np.add(context, new), spare))
     hidden = np.full((TOKENS, TINY.hidden_size), np.nan, ml_dtypes.bfloat16)
     cache = np.full((CAPACITY, TINY.latent_dim), np.nan, ml_dtypes.bfloat16)
@@ -52,9 +55,9 @@ def make_case(context: list[int], new: list[int], spare: list[int], seed: int = 
     return Case(hidden, cache, PrefillBatch(rows, np.array(context, np.int32), regions), whole)
 
 
-def run(case: Case, **options: Any) -> models.PrefilledLayer:
+def run(case: Case, config: MlaConfig = TINY, **options: Any) -> models.PrefilledLayer:
     return prefill_layer(
-        TINY, WEIGHTS, case.hidden, case.cache, case.batch, segment=SEGMENT, **options
+        config, WEIGHTS, case.hidden, case.cache, case.batch, segment=SEGMENT, **options
     )
 
 
@@ -102,7 +105,7 @@ BATCHES = {
 
 @pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
 def test_bf16(lengths):
-    case = make_case(*lengths)
+    case = make_case(*lengths, seed=0)
     assert_pass(case, run(case), "bf16")
 
 
@@ -114,9 +117,10 @@ def test_fp8_static(lengths):
     assert_pass(case, result, "fp8")
 
 
-def test_fp8_dynamic():
-    case = make_case(*BATCHES["several segments"], seed=2)
-    result = run(case, precision="fp8")
+def test_fp8_dynamic_with_a_rotary_embedding():
+    config = dataclasses.replace(TINY, rope_theta=10_000.0)
+    case = make_case(*BATCHES["several segments"], seed=2, config=config)
+    result = run(case, config, precision="fp8")
     assert_pass(case, result, "fp8")
     # It was FP8 indeed, over the context.
     error = relative_error(result.out[:13], case.whole[0].out[100:])

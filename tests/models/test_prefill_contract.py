@@ -52,7 +52,7 @@ def call(config=TINY, weights=WEIGHTS, hidden=HIDDEN, batch=BATCH, **options):
     try:
         return prefill_layer(config, weights, hidden, cache, batch, **options)
     finally:
-        if isinstance(cache, jax.Array):
+        if not isinstance(cache, jax.core.Tracer):
             assert not cache.is_deleted(), "an error must leave the cache as it was"
 
 
@@ -102,6 +102,12 @@ BAD = {
         {"config": dataclasses.replace(TINY, q_lora_rank=32)},
         ValueError,
         "weights.q_a_proj: expected shape [32, 96] to match config, got [48, 96]",
+    ),
+    "a weight that is missing": (
+        {"weights": WEIGHTS._replace(q_b_proj=None)},
+        TypeError,
+        "weights.q_b_proj: expected a JAX or NumPy array of shape [H, qk_head_dim, q_lora_rank], "
+        "got NoneType",
     ),
     "weights of other ranks mixed": (
         {"weights": WEIGHTS._replace(o_proj=rank_weights(WEIGHTS, 0, 2).o_proj)},
@@ -208,6 +214,30 @@ def test_an_empty_cache_has_no_segments():
     q = jnp.ones((16, 4, 192), jnp.bfloat16)
     state = jaxfp8.start_prefill(q, BATCH.cu_seqlens_q, precision="bf16")
     assert attend_context(state, TINY, WEIGHTS, empty_cache(TINY, 0), BATCH, segment=64) is state
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+@pytest.mark.parametrize(
+    ("tokens", "capacity", "sequences"), [(0, 140, 2), (16, 140, 0), (0, 0, 2), (0, 0, 0)]
+)
+def test_nothing_to_do(precision, tokens, capacity, sequences):
+    zeros = np.zeros(sequences + 1, np.int32)
+    batch = PrefillBatch(zeros, zeros[1:], zeros)
+    out, cache = jax.eval_shape(
+        lambda hidden, cache: call(hidden=hidden, cache=cache, batch=batch, precision=precision),
+        jax.ShapeDtypeStruct((tokens, TINY.hidden_size), jnp.bfloat16),
+        jax.ShapeDtypeStruct((capacity, TINY.latent_dim), jnp.bfloat16),
+    )
+    assert out.shape == (tokens, TINY.hidden_size)
+    assert cache.shape == (capacity, TINY.latent_dim)
+
+
+def test_no_tokens_at_all():
+    zeros = np.zeros(1, np.int32)
+    result = prefill_layer(
+        TINY, WEIGHTS, HIDDEN[:0], empty_cache(TINY, 0), PrefillBatch(zeros, zeros[1:], zeros)
+    )
+    assert result.out.shape == (0, TINY.hidden_size)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
