@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
-from common import backends, inputs, reference, ways
+from common import backends, inputs, layers, reference, ways
 from common.inputs import Batch
 from common.program import REFCHECK, Recorder, choose, progress, run, start_device
 from common.result import Check
@@ -40,8 +40,7 @@ from common.ways import Way, chosen_backend, segment_lengths, static_scales, tok
 
 import jaxfp8
 from jaxfp8 import packing
-from jaxfp8.models import KIMI_K3, SMALL, MlaConfig, MlaWeights, mla, random_weights
-from jaxfp8.models.batch import PrefillBatch
+from jaxfp8.models import KIMI_K3, SMALL, MlaConfig, mla
 from jaxfp8.models.prefill import prefill_layer
 from jaxfp8.ops.attention.base import Precision
 from jaxfp8.states import merge_float32
@@ -271,20 +270,19 @@ class LayerPass:
 
     The cache is as long as the longest context, whatever part of it is one, so that the program is
     compiled once. It is donated to each launch and comes back: what is written into it, the latents
-    of the new tokens, lies behind the longest context.
+    of the new tokens behind the context, is as random as what was there.
     """
 
     def __init__(self, longest: int) -> None:
         new = _NEW_TOKENS.value
         self.config = SMALL if _SMALL.value else KIMI_K3
-        self.weights: MlaWeights = random_weights(
-            self.config, jax.random.key(1), num_heads=_HEADS.value
-        )
+        self.weights = layers.seeded_weights(self.config, 0, _HEADS.value)
         self.hidden = inputs.normal(0, new, self.config.hidden_size)
         self.longest = longest
         self.cache: jax.Array | None = None
         self.bf16_output: tuple[int, np.ndarray] | None = None
-        self.q, k, v = _queries_keys_values(self.config, self.weights, self.hidden)
+        cached = layers.seeded_latents(self.config, 1, new)
+        self.q, k, v = layers.projected(self.config, self.weights, self.hidden, cached)
         self.scales = static_scales(self.q, k, v)
         few = (reference.heads_first(np.asarray(x[:64])) for x in (self.q, k))
         self.score_norm = reference.score_norm(*few, self.config.softmax_scale)
@@ -298,12 +296,9 @@ class LayerPass:
     def subject(self, context: int, way: Way, backend: str | None) -> Subject:
         """The pass; `output` gives the layer's output on the host."""
         if self.cache is None:
-            self.cache = self._random_cache(self.longest + _NEW_TOKENS.value)
-        batch = PrefillBatch(
-            cu_seqlens_q=inputs.cu_seqlens([_NEW_TOKENS.value]),
-            context_lens=jnp.asarray([context], jnp.int32),
-            cu_seqlens_cache=inputs.cu_seqlens([self.longest + _NEW_TOKENS.value]),
-        )
+            self.cache = layers.seeded_latents(self.config, 0, self.longest + _NEW_TOKENS.value)
+        capacity = self.longest + _NEW_TOKENS.value
+        batch = layers.one_sequence(_NEW_TOKENS.value, context, capacity)
         scales = self.scales if way.static else None
         layer = _layer_function(self.config, way.precision, backend)
 
@@ -326,21 +321,10 @@ class LayerPass:
         limit = reference.out_limit("fp8", self.score_norm)
         return (Check("relative error to BF16", error, limit),)
 
-    def _random_cache(self, tokens: int) -> jax.Array:
-        """bfloat16 [tokens, latent_dim], of variance 1; drawn in pieces, for JAX counts random
-        bits in 32 bits.
-        """
-        piece = 1 << 16
-        drawn = [
-            inputs.normal(7 + at, min(piece, tokens - at), self.config.latent_dim)
-            for at in range(0, tokens, piece)
-        ]
-        return jnp.concatenate(drawn)
-
     def parts(self, way: Way, backend: str | None) -> dict[str, Subject]:
         """What a segment goes through, each alone, at the size of one segment."""
         name = chosen_backend(way.precision, backend, _HEADS.value)
-        cached = self._random_cache(_SEGMENT.value)
+        cached = layers.seeded_latents(self.config, 0, _SEGMENT.value)
         cu_q = inputs.cu_seqlens([_NEW_TOKENS.value])
         cu_k = inputs.cu_seqlens([_SEGMENT.value])
         q_descale, k_descale, v_descale = self.scales if way.static else (None, None, None)
@@ -367,12 +351,6 @@ class LayerPass:
             "attention": Subject(lambda i: attend(query, context)),
             "merge": Subject(lambda i: merge(acc, state.lse, state.out, state.lse)),
         }
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _queries_keys_values(config: MlaConfig, weights: Any, hidden: Any) -> Any:
-    k, v = mla.up_project(config, weights, mla.latents(config, weights, hidden))
-    return mla.queries(config, weights, hidden), k.materialize(), v.materialize()
 
 
 def _run_parts(

@@ -20,16 +20,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from common import inputs, reference
+from common.layers import PIECE, latent_piece, one_sequence, projected, seeded_weights
 from common.result import Check
 from common.ways import WAYS, Way, static_scales
 
-from jaxfp8.models import MlaConfig, mla, random_weights
-from jaxfp8.models.batch import PrefillBatch
+from jaxfp8.models import MlaConfig
 from jaxfp8.models.prefill import prefill_layer
 
 SPREAD, MARGIN = 2.0, 4.0
-
-_PIECE = 1 << 16
 
 
 class LatentHaystack:
@@ -47,17 +45,15 @@ class LatentHaystack:
     ) -> None:
         self.config, self.segment, self.backend = config, segment, backend
         self.context, self.new_tokens = context, new_tokens
-        weights = random_weights(config, jax.random.key(0), num_heads=heads)
+        weights = seeded_weights(config, 0, heads)
         # Scores of q and k of unit variance spread by 1 nat.
         self.weights = weights._replace(q_b_proj=weights.q_b_proj * SPREAD)
         self.hidden = inputs.normal(0, new_tokens, config.hidden_size)
         self.rows = new_tokens - len(depths) + np.arange(len(depths))
         self.places = [min(context - 1, context * depth // 100) for depth in depths]
-        q = jax.jit(mla.queries, static_argnums=0)(config, self.weights, self.hidden)
+        cached = latent_piece(config, 0, 0, min(context, PIECE))
+        q, k, v = projected(config, self.weights, self.hidden, cached)
         self.needles = self._needles(q)
-        up_project = jax.jit(mla.up_project, static_argnums=0)
-        k, v = up_project(config, self.weights, self._piece(0, min(context, _PIECE)))
-        k = k.materialize()
         self.scales = static_scales(q, k, v)
         norm_of = (reference.heads_first(np.asarray(x[:256])) for x in (q, k))
         self.score_norm = reference.score_norm(*norm_of, config.softmax_scale)
@@ -65,9 +61,7 @@ class LatentHaystack:
 
     def run(self, way: Way) -> np.ndarray:
         """float32 [T, hidden_size]: the layer's output."""
-        pieces = [
-            self._piece(at, min(_PIECE, self.context - at)) for at in range(0, self.context, _PIECE)
-        ]
+        pieces = [self._piece(at) for at in range(0, self.context, PIECE)]
         return self._prefill(jnp.concatenate(pieces), way)
 
     def found(self, out: np.ndarray) -> list[bool]:
@@ -88,9 +82,10 @@ class LatentHaystack:
             )
         )
 
-    def _piece(self, at: int, tokens: int) -> jax.Array:
-        """bfloat16 [tokens, latent_dim]: a part of the cache."""
-        cached = inputs.normal(1 + at, tokens, self.config.latent_dim)
+    def _piece(self, at: int) -> jax.Array:
+        """bfloat16 [tokens, latent_dim]: a part of the context."""
+        tokens = min(PIECE, self.context - at)
+        cached = latent_piece(self.config, 0, at, tokens)
         for i, place in enumerate(self.places):
             if at <= place < at + tokens:
                 cached = cached.at[place - at].set(self.needles[i])
@@ -103,11 +98,7 @@ class LatentHaystack:
         tokens = context.shape[0]
         capacity = self.context + self.new_tokens
         room = jnp.zeros((capacity - tokens, self.config.latent_dim), jnp.bfloat16)
-        batch = PrefillBatch(
-            cu_seqlens_q=inputs.cu_seqlens([self.new_tokens]),
-            context_lens=jnp.asarray([tokens], jnp.int32),
-            cu_seqlens_cache=inputs.cu_seqlens([capacity]),
-        )
+        batch = one_sequence(self.new_tokens, tokens, capacity)
         result = prefill_layer(
             self.config, self.weights, self.hidden, jnp.concatenate([context, room]), batch,
             segment=self.segment, precision=way.precision,

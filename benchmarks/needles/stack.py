@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from common import inputs, reference
+from common.layers import one_sequence, projected, seeded_latents, seeded_weights
 from common.ways import WAYS, Way, static_scales
 
-from jaxfp8.models import MlaConfig, mla, random_weights
-from jaxfp8.models.batch import PrefillBatch
+from jaxfp8.models import MlaConfig, mla
 from jaxfp8.models.prefill import prefill_layer
 
 
@@ -82,13 +82,9 @@ class _Block:
         backend: str | None,
     ) -> None:
         self.config, self.segment, self.backend = config, segment, backend
-        self.weights = random_weights(config, jax.random.key(number))
-        self.cached = inputs.normal(1 + number, context, config.latent_dim)
-        self.batch = PrefillBatch(
-            cu_seqlens_q=inputs.cu_seqlens([new_tokens]),
-            context_lens=jnp.asarray([context], jnp.int32),
-            cu_seqlens_cache=inputs.cu_seqlens([context + new_tokens]),
-        )
+        self.weights = seeded_weights(config, number, config.num_heads)
+        self.cached = seeded_latents(config, number, context)
+        self.batch = one_sequence(new_tokens, context, context + new_tokens)
         self.room = jnp.zeros((new_tokens, config.latent_dim), jnp.bfloat16)
 
     def __call__(self, hidden: jax.Array, way: Way, scales: Any) -> jax.Array:
@@ -102,16 +98,10 @@ class _Block:
     def scales(self, hidden: jax.Array) -> tuple[Any, float]:
         """Static scales, and the norm of q * k (reference.py)."""
         normalized = _normalized(hidden, self.config.rms_norm_eps)
-        q, k, v = _project(self.config, self.weights, normalized, self.cached)
+        q, k, v = projected(self.config, self.weights, normalized, self.cached)
         norm_of = (reference.heads_first(np.asarray(x[:256])) for x in (q, k))
         norm = reference.score_norm(*norm_of, self.config.softmax_scale)
         return static_scales(q, k, v), norm
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _project(config: MlaConfig, weights: Any, hidden: Any, cached: Any) -> Any:
-    k, v = mla.up_project(config, weights, cached)
-    return mla.queries(config, weights, hidden), k.materialize(), v.materialize()
 
 
 @functools.partial(jax.jit, static_argnums=1)
