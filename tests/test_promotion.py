@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,16 +15,15 @@ from tests.scales import builders
 
 FMT = jaxfp8.E4M3FNUZ
 Q, K, V = (jnp.asarray(x) for x in qkv(np.random.default_rng(0), 40, 60, 2))
-# The rows that see it take another way through the XLA backend.
-V = V.at[3, 0, 5].set(jnp.nan)
 CU_Q, CU_K = (jnp.asarray(cu_seqlens(x)) for x in ([15, 25], [40, 20]))
 
 
 def attention(backend):
-    for precision in ("fp8", "bf16"):
-        yield jaxfp8.prefill_attention(
-            Q, K, V, CU_Q, CU_K, causal=True, precision=precision, backend=backend
-        )
+    return [
+        jaxfp8.prefill_attention(Q, K, V, CU_Q, CU_K, causal=causal, precision=p, backend=backend)
+        for p in ("fp8", "bf16")
+        for causal in (False, True)
+    ]
 
 
 def views(backend):
@@ -56,8 +53,23 @@ def quantizers(backend):
     return jaxfp8.quantize_per_head(x, descale, FMT), jaxfp8.dynamic_quantize_per_head(Q, FMT)
 
 
-def calibration(backend):
-    del backend
+@pytest.fixture
+def strict():
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        yield
+
+
+CALLS = [attention, views, parts, a_pass, quantizers]
+
+
+@pytest.mark.parametrize("backend", ["xla", "interpret"])
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+def test_tracing(call, backend, strict):
+    """Promotion is refused where a program is traced: nothing needs to be compiled or run."""
+    jax.eval_shape(lambda: call(backend))
+
+
+def test_calibration(strict):
     identity = builders.identity(local_heads=2)
     watched = jaxfp8.Calibrator(identity, tp_rank=0, pp_rank=0, layers={3: "a"})
     watched.arm()
@@ -65,23 +77,19 @@ def calibration(backend):
     watched.observe(3, *arrays)
     watched.observe(3, *arrays, num_tokens=4)
     watched.observe_amax(3, *map(jaxfp8.per_head_amax, arrays))
-    return watched.shard().layers[3].q
+    expected = np.abs(np.asarray(K, np.float32)).max(axis=(0, 2))
+    np.testing.assert_array_equal(watched.shard().layers[3].q, expected)
 
 
-CALLS = [attention, views, parts, a_pass, quantizers, calibration]
-
-
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
-def test_without_implicit_promotion(call):
-    def run():
-        return jax.tree.leaves(list(call("xla")) if call is attention else call("xla"))
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(jax.numpy_rank_promotion("raise"))
-        stack.enter_context(jax.numpy_dtype_promotion("strict"))
-        strict = run()
-    for actual, expected in zip(strict, run(), strict=True):
-        assert actual.dtype == expected.dtype
-        np.testing.assert_array_equal(
-            np.asarray(actual, np.float32), np.asarray(expected, np.float32)
-        )
+@pytest.mark.parametrize("promote", [lambda x: x + x[0], lambda x: x + jnp.ones(3, jnp.bfloat16)])
+def test_promotion_is_refused_even_where_it_was_compiled_before(promote):
+    """What the tests above rely on."""
+    compiled = jax.jit(promote)
+    x = jnp.ones((3, 3), jnp.float32)
+    compiled(x)
+    with (
+        jax.numpy_rank_promotion("raise"),
+        jax.numpy_dtype_promotion("strict"),
+        pytest.raises(ValueError, match="[Pp]romotion"),
+    ):
+        compiled(x)
