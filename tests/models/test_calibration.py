@@ -32,6 +32,8 @@ from tests.models.builders import (
 from tests.models.calibrate_rank import CU_SEQLENS, IDENTITY, LAYERS, TP_SIZE
 from tests.tolerances import relative_error
 
+pytestmark = pytest.mark.usefixtures("compiled_fast")
+
 ROOT = Path(__file__).parents[2]
 WEIGHTS = {layer: tiny_weights(layer) for layer in LAYERS}
 SERVED = models.deployment(

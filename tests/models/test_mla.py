@@ -17,6 +17,8 @@ from tests.models import oracle
 from tests.models.builders import TINY, checkpoint_tensors, hidden_states, tiny_weights
 from tests.tolerances import relative_error
 
+pytestmark = pytest.mark.usefixtures("compiled_fast")
+
 queries, latents, up_project, gated_output = (
     jax.jit(function, static_argnums=0)
     for function in (mla.queries, mla.latents, mla.up_project, mla.gated_output)
@@ -130,7 +132,8 @@ def test_rms_norm_of_zeros_is_zero():
 
 def test_random_weights():
     """Of the shapes of a layer, and such that Q, K and V have about unit variance."""
-    weights = random_weights(TINY, jax.random.key(0, impl="rbg"), num_heads=2)
+    draw = jax.jit(random_weights, static_argnames=("config", "num_heads"))
+    weights = draw(TINY, jax.random.key(0, impl="rbg"), num_heads=2)
     shapes = {name: x.shape for name, x in weights._asdict().items()}
     assert shapes == weight_shapes(TINY, 2)
     assert {x.dtype for x in weights} == {jnp.dtype(jnp.bfloat16)}

@@ -22,6 +22,8 @@ from tests.models import oracle
 from tests.models.builders import TINY, checkpoint_tensors, hidden_states, tiny_weights
 from tests.tolerances import relative_error
 
+pytestmark = pytest.mark.usefixtures("compiled_fast")
+
 # One bucket for all tests of a precision, so that it is compiled once.
 TOKENS, CAPACITY, SEQUENCES, SEGMENT = 48, 256, 4, 32
 WEIGHTS = tiny_weights()
@@ -63,16 +65,8 @@ def run(case: Case, config: MlaConfig = TINY, **options: Any) -> models.Prefille
 
 def scales_of(case: Case) -> jaxfp8.LayerScales:
     """What a calibration on these sequences would give."""
-    return jaxfp8.LayerScales(
-        *(
-            attention_oracle.descale(np.concatenate(x), jaxfp8.E4M3FNUZ.name)
-            for x in (
-                [w.q for w in case.whole],
-                [w.k for w in case.whole],
-                [w.v for w in case.whole],
-            )
-        )
-    )
+    values = (np.concatenate([getattr(x, name) for x in case.whole]) for name in "qkv")
+    return jaxfp8.LayerScales(*(attention_oracle.descale(x, jaxfp8.E4M3FNUZ.name) for x in values))
 
 
 def assert_pass(case: Case, result: models.PrefilledLayer, precision: str) -> None:

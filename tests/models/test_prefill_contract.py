@@ -28,6 +28,8 @@ from jaxfp8.models import (
 from tests.inputs import cu_seqlens
 from tests.models.builders import TINY, hidden_states, tiny_weights
 
+pytestmark = pytest.mark.usefixtures("compiled_fast")
+
 WEIGHTS = tiny_weights()
 HIDDEN = hidden_states(np.random.default_rng(0), [16])[0]
 BATCH = PrefillBatch(cu_seqlens([9, 7]), np.array([100, 20], np.int32), cu_seqlens([109, 31]))
