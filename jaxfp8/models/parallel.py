@@ -160,8 +160,9 @@ def prefill_layer_sharded(
     batch = _check_batch(batch, parts, hidden.shape[0], cache.shape[0] // parts)
     if isinstance(segment, bool) or not isinstance(segment, int | np.integer) or segment < 1:
         raise ValueError(f"segment: expected a number of tokens >= 1, got {segment!r}")
+    scales = _check_scales(scales, heads)
     return _prefill_layer_sharded(
-        sharding, config, weights, hidden, cache, batch, _check_scales(scales, heads),
+        sharding, config, weights, hidden, cache, batch, scales,
         segment=int(segment), precision=precision, new_tokens_precision=new_tokens_precision,
         fmt=fmt, backend=backend,
     )  # fmt: skip
@@ -212,7 +213,7 @@ def _prefill_layer_sharded(
         cache: jax.Array,
         batch: ShardedBatch,
         scales: LayerScales | None,
-    ) -> PrefilledLayer:
+    ) -> tuple[jax.Array, jax.Array]:
         num_tokens, capacity = hidden.shape[0], cache.shape[0]
         part = jax.lax.axis_index(sharding.cp)
         takes_new_tokens = part == batch.new_tokens_part
@@ -230,12 +231,15 @@ def _prefill_layer_sharded(
             backend=backend,
         )
 
+        k_descale, v_descale = (None, None)
+        if scales is not None and new_tokens_precision == "fp8":
+            k_descale, v_descale = scales.k, scales.v
+
         def attend_to_each_other(state: PrefillState) -> PrefillState:
             k, v = mla.up_project(config, weights, latents)
-            static = scales is not None and new_tokens_precision == "fp8"
             return attend_new_tokens(
                 state, k, v, precision=new_tokens_precision,
-                k_descale=scales.k if static else None, v_descale=scales.v if static else None,
+                k_descale=k_descale, v_descale=v_descale,
             )  # fmt: skip
 
         state = jax.lax.cond(takes_new_tokens, attend_to_each_other, lambda state: state, state)
@@ -247,21 +251,20 @@ def _prefill_layer_sharded(
         if sharding.tp_size > 1:
             out = jax.lax.psum(out, sharding.tp)
         counted = jnp.arange(num_tokens) < held.cu_seqlens_q[-1]
-        return PrefilledLayer(jnp.where(counted[:, None], out, 0.0), cache)
+        return jnp.where(counted[:, None], out, 0.0), cache
 
+    scales_spec = None if scales is None else sharding.scales_spec
     mapped = jax.shard_map(
         on_a_device,
         mesh=sharding.mesh,
         in_specs=(
-            sharding.weights_spec(config), everywhere, sharding.cache_spec, everywhere,
-            None if scales is None else sharding.scales_spec,
+            sharding.weights_spec(config), everywhere, sharding.cache_spec, everywhere, scales_spec
         ),
-        out_specs=PrefilledLayer(everywhere, sharding.cache_spec),
+        out_specs=(everywhere, sharding.cache_spec),
         # Pallas kernels do not say over which axes their results vary.
         check_vma=False,
     )  # fmt: skip
-    result: PrefilledLayer = mapped(weights, hidden, cache, batch, scales)
-    return result
+    return PrefilledLayer(*mapped(weights, hidden, cache, batch, scales))
 
 
 def _part_of(
@@ -291,27 +294,25 @@ def _check_batch(batch: ShardedBatch, parts: int, num_tokens: int, capacity: int
     for name, x in (("context_lens", lens), ("cu_seqlens_cache", offsets)):
         shape = f"[{parts}, {x.shape[1]}]"
         checks.matches(name, x, shape, (parts, None), "the mesh")
-    taker = batch.new_tokens_part
-    if not checks.is_traced(taker):
-        taker = np.asarray(taker)
-        if taker.shape or not np.issubdtype(taker.dtype, np.integer) or not 0 <= taker < parts:
+    takes = batch.new_tokens_part
+    if not checks.is_traced(takes):
+        value = np.asarray(takes)
+        if value.shape or not np.issubdtype(value.dtype, np.integer) or not 0 <= value < parts:
             raise ValueError(
-                f"new_tokens_part: expected an integer from 0 to {parts - 1}, got "
-                f"{batch.new_tokens_part!r}"
+                f"new_tokens_part: expected an integer from 0 to {parts - 1}, got {takes!r}"
             )
-        taker = taker.astype(np.int32)
-    if not any(map(checks.is_traced, (lens, offsets))):
-        lens, offsets = np.asarray(lens), np.asarray(offsets)
+        takes = jnp.asarray(value, jnp.int32)
     cu_seqlens_q = checks.cu_seqlens("cu_seqlens_q", batch.cu_seqlens_q, num_tokens, "hidden")
+    none = jnp.zeros_like(cu_seqlens_q)
     for part in range(parts):
         # Room for the new tokens is needed where they go.
-        goes_here = not checks.is_traced(taker) and part == int(taker)
-        new = cu_seqlens_q if goes_here else np.zeros(cu_seqlens_q.shape, np.int32)
+        goes_here = not checks.is_traced(takes) and part == int(takes)
+        held = PrefillBatch(cu_seqlens_q if goes_here else none, lens[part], offsets[part])
         try:
-            check_batch(PrefillBatch(new, lens[part], offsets[part]), num_tokens, capacity)
+            check_batch(held, num_tokens, capacity)
         except ValueError as error:
             raise ValueError(f"part {part} of the context: {error}") from None
-    return ShardedBatch(cu_seqlens_q, lens, offsets, taker)
+    return ShardedBatch(cu_seqlens_q, jnp.asarray(lens), jnp.asarray(offsets), takes)
 
 
 def _check_scales(scales: LayerScales | None, num_heads: int) -> LayerScales | None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -90,7 +91,9 @@ class MlaSharding:
 
     def weights_spec(self, config: MlaConfig) -> MlaWeights:
         """Of a layer's weights, of all heads."""
-        specs = dict.fromkeys(weight_shapes(config, config.num_heads), PartitionSpec())
+        specs: dict[str, Any] = dict.fromkeys(
+            weight_shapes(config, config.num_heads), PartitionSpec()
+        )
         for name in specs.keys() & HEAD_AXIS.keys():
             specs[name] = PartitionSpec(*[None] * HEAD_AXIS[name], self.tp)
         return MlaWeights(**{"g_proj": None, **specs})
@@ -100,7 +103,7 @@ class MlaSharding:
         return NamedSharding(self.mesh, spec)
 
     def local_devices(self) -> dict[int, list[jax.Device]]:
-        """This process's devices by tensor-parallel rank; the ranks that it has none of left out."""
+        """This process's devices by tensor-parallel rank, for the ranks that it has any of."""
         axis = self.mesh.axis_names.index(self.tp)
         process = jax.process_index()
         devices = {
@@ -142,7 +145,7 @@ def load_sharded_layers(
     specs = sharding.weights_spec(config)
     loaded = {}
     for layer in layers:
-        weights: dict[str, jax.Array | None] = {"g_proj": None}
+        weights: dict[str, Any] = {"g_proj": None}
         for name, shape in shapes.items():
             weights[name] = _global_array(
                 shape, sharding.named(getattr(specs, name)),

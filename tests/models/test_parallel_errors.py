@@ -1,0 +1,142 @@
+# SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What cannot be spread over devices: one clear error, and nothing compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxfp8 import LayerScales
+from jaxfp8.models import CheckpointError, parallel, rank_weights
+from jaxfp8.models.parallel import communication_bytes, prefill_layer_sharded
+from jaxfp8.models.sharding import MlaSharding, load_sharded_layers, shard_scales
+from tests.models.builders import save_checkpoint
+from tests.models.sharded_case import (
+    CONFIG,
+    LAYER,
+    artifact_of,
+    fp8_case,
+    mesh_of,
+    run_sharded,
+)  # fmt: skip
+
+CASE = fp8_case()
+BATCH = CASE.batch
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(monkeypatch):
+    """The compiled part may not be reached."""
+    monkeypatch.delattr(parallel, "_prefill_layer_sharded")
+
+
+def sharding_of(tp: int, cp: int) -> MlaSharding:
+    return MlaSharding(mesh_of(tp, cp))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"mesh": ["cpu"]}, TypeError, "mesh: expected a jax.sharding.Mesh, got list"),
+        ({"tp": "m"}, ValueError, "tp: expected an axis of the mesh, one of tp, cp, got 'm'"),
+        ({"cp": None}, ValueError, "cp: expected an axis of the mesh, one of tp, cp, got None"),
+        ({"cp": "tp"}, ValueError, "cp: expected another axis than tp, got 'tp' for both"),
+    ],
+)  # fmt: skip
+def test_meshes(options: dict[str, Any], error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        MlaSharding(**{"mesh": mesh_of(2, 2), **options})
+
+
+def test_heads_that_the_ranks_do_not_divide(tmp_path):
+    message = r"tp_size: expected a divisor of the 4 heads \(num_heads\), got 8"
+    sharding = sharding_of(8, 1)
+    with pytest.raises(ValueError, match=message):
+        run_sharded(CASE, sharding)
+    with pytest.raises(ValueError, match=message):
+        load_sharded_layers(tmp_path / "none", CONFIG, [LAYER], sharding)
+    with pytest.raises(ValueError, match=message):
+        communication_bytes(CONFIG, sharding, 1)
+
+
+def test_weights_of_one_rank():
+    with pytest.raises(ValueError, match=r"weights: expected those of all 4 heads .*, got 2"):
+        run_sharded(CASE, sharding_of(2, 2), weights=rank_weights(CASE.weights, 0, 2))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden": CASE.hidden[:, 1:]}, "hidden: expected shape [T, 96] to match config"),
+        ({"cache": CASE.cache[:, 1:]}, "cache: expected shape [2 * capacity, 128] to match config"),
+        ({"cache": CASE.cache[1:]}, "cache: expected shape [2 * capacity, 128], got [191, 128]"),
+        ({"segment": 0}, "segment: expected a number of tokens >= 1, got 0"),
+        ({"scales": LayerScales(*np.ones((3, 2), np.float32))}, "scales.q: expected shape [4]"),
+        ({"scales": LayerScales(*np.zeros((3, 4), np.float32))}, "scales.q: expected finite"),
+    ],
+)
+def test_arrays(change, message):
+    arguments = {"hidden": CASE.hidden, "cache": CASE.cache, "batch": BATCH, **change}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        prefill_layer_sharded(sharding_of(2, 2), CONFIG, CASE.weights, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"context_lens": BATCH.context_lens[:1]},
+            "context_lens: expected shape [2, 3] to match the mesh, got [1, 3]",
+        ),
+        (
+            {"cu_seqlens_cache": BATCH.cu_seqlens_cache[:, :3]},
+            "part 0 of the context: cu_seqlens_cache: expected shape [4] to match cu_seqlens_q",
+        ),
+        (
+            {"context_lens": BATCH.context_lens + np.array([[0], [1]], np.int32)},
+            "part 1 of the context: cache: expected room for the context and the new tokens of "
+            "every sequence (cu_seqlens_cache), got sequence 0: 11 rows for 2 + 10",
+        ),
+        # The other part has no room for new tokens.
+        ({"new_tokens_part": 0}, "part 0 of the context: cache: expected room"),
+        ({"new_tokens_part": 2}, "new_tokens_part: expected an integer from 0 to 1, got 2"),
+        ({"new_tokens_part": True}, "new_tokens_part: expected an integer from 0 to 1, got True"),
+    ],
+)
+def test_batches(change, message):
+    """The cache given is as it was."""
+    cache = jnp.asarray(CASE.cache)
+    case = CASE._replace(batch=BATCH._replace(**change))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run_sharded(case, sharding_of(2, 2), cache=cache)
+    assert not cache.is_deleted()
+
+
+def test_wrong_kinds():
+    with pytest.raises(TypeError, match=r"batch: expected a ShardedBatch, got PrefillBatch"):
+        run_sharded(CASE._replace(batch=CASE.one_batch), sharding_of(2, 2))
+    with pytest.raises(TypeError, match=r"sharding: expected an MlaSharding, got Mesh"):
+        run_sharded(CASE, mesh_of(2, 2))
+    with pytest.raises(TypeError, match=r"scales: expected a LayerScales or None, got dict"):
+        run_sharded(CASE, sharding_of(2, 2), scales={})
+
+
+def test_an_artifact_of_another_number_of_ranks():
+    message = r"artifact: expected tp_size 2, that of the mesh \('tp'\), got 4"
+    with pytest.raises(ValueError, match=message):
+        shard_scales(artifact_of(CASE, tp_size=4), [LAYER], sharding_of(2, 2))
+    with pytest.raises(ValueError, match=r"index: expected a calibrated layer, one of 3, got 7"):
+        shard_scales(artifact_of(CASE, tp_size=2), [7], sharding_of(2, 2))
+
+
+def test_a_checkpoint_of_another_model(tmp_path):
+    save_checkpoint(tmp_path, {LAYER: CASE.weights})
+    config = dataclasses.replace(CONFIG, q_lora_rank=32)
+    with pytest.raises(CheckpointError, match=r"q_a_proj.weight: expected shape \[32, 96\]"):
+        load_sharded_layers(tmp_path, config, [LAYER], sharding_of(2, 2))
