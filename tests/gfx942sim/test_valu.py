@@ -545,6 +545,18 @@ def test_dpp(run, rng, control, source):
     )
 
 
+def test_dpp_of_16_bits(run, rng):
+    a, b = random_u32(rng), random_u32(rng)
+    text = """
+      v_mov_b32 v100, v2
+      s_nop 1
+      v_max_i16_dpp v100, v1, v2 quad_perm:[2,3,0,1] row_mask:0xf bank_mask:0xf bound_ctrl:0
+    """
+    result = run(text, a, b)
+    low, other = (x.astype(np.uint16).view(np.int16) for x in (a[LANES ^ 2], b))
+    np.testing.assert_array_equal(result, np.maximum(low, other).view(np.uint16).astype(U32))
+
+
 def test_lane_access(run, rng):
     a = random_u32(rng)
     text = """

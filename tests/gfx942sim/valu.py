@@ -274,15 +274,16 @@ def _dpp_writer(inst: Instruction, kind: str, registers: RegisterFile) -> Vector
     lane = LANE_IDS
     selected = (row_mask >> lane // 16 & 1 != 0) & (bank_mask >> lane % 16 // 4 & 1 != 0)
     row = registers.first_row(inst.operands[0], 1)
-    dtype = DTYPES[kind]
-    if dtype.itemsize != 4:
+    size = DTYPES[kind].itemsize
+    if size not in (2, 4):
         raise UnsupportedInstruction(f"{inst.mnemonic}: DPP on {kind}")
+    bits = np.uint32 if size == 4 else np.uint16  # the upper half becomes zero
 
     def write(w: Wave, value: np.ndarray) -> None:
         lanes = w.exec_lanes & selected
         if not zero_fill:
             lanes = lanes & exists & w.exec_lanes[source]
-        np.copyto(w.u32[row], value.view(np.uint32), where=lanes)
+        np.copyto(w.u32[row], value.view(bits), where=lanes)
 
     return write
 
