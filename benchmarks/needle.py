@@ -163,8 +163,8 @@ def _run_stack(recorder: Recorder, selected: list[Way]) -> None:
         grown = growth[way.name]
         errors: tuple[Check, ...] = ()
         if REFCHECK.value:
-            # Every layer adds to the hidden states an output with at most this error, and passes
-            # on what is there: their own error does not pass it either.
+            # The errors of the layers are independent of each other: they add up in the hidden
+            # states as the outputs do, so that their part of the whole stays of this size.
             limit = reference.out_limit("fp8", grown.score_norm)
             errors = (
                 Check("error of the hidden states", grown.hidden[-1], limit),

@@ -19,6 +19,10 @@ from common.ways import WAYS, Way, static_scales
 from jaxfp8.models import MlaConfig, mla
 from jaxfp8.models.prefill import prefill_layer
 
+# Of the scores, in nats: few of thousands of keys get most of the weight, as in trained models.
+# With less, a layer would say next to nothing, and its errors would drown in the hidden states.
+_SPREAD = 3.0
+
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
@@ -82,7 +86,9 @@ class _Block:
         backend: str | None,
     ) -> None:
         self.config, self.segment, self.backend = config, segment, backend
-        self.weights = seeded_weights(config, number, config.num_heads)
+        weights = seeded_weights(config, number, config.num_heads)
+        # Scores of q and k of unit variance spread by 1 nat.
+        self.weights = weights._replace(q_b_proj=weights.q_b_proj * _SPREAD)
         self.cached = seeded_latents(config, number, context)
         self.batch = one_sequence(new_tokens, context, context + new_tokens)
         self.room = jnp.zeros((new_tokens, config.latent_dim), jnp.bfloat16)

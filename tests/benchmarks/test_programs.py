@@ -212,7 +212,7 @@ def test_needles(tmp_path):
     assert rows["needles, attention", "fp8-static"]["refcheck"] == "passed"
     growth = rows["error growth", "fp8-static"]
     assert len(growth["hidden_error_by_layer"]) == len(growth["layer_error_by_layer"]) == 2
-    assert all(0 < x < 0.1 for x in growth["layer_error_by_layer"])
+    assert growth["refcheck"] == "passed" and min(growth["layer_error_by_layer"]) > 1e-3
 
 
 def test_a_lost_needle_is_exit_status_1(monkeypatch):
