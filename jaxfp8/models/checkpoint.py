@@ -130,7 +130,7 @@ class _Tensors:
 
     def _read_index(self, path: Path) -> None:
         try:
-            index = parse_json(read_regular_file(path, _MAX_INDEX_BYTES))
+            index = parse_json(read_regular_file(path, _MAX_INDEX_BYTES, follow_link=True))
             weight_map = index.get("weight_map") if isinstance(index, dict) else None
             if not isinstance(weight_map, Mapping):
                 raise ValueError("expected an object with a weight_map")

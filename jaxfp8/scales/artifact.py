@@ -257,7 +257,7 @@ class ScaleArtifact(Record):
         """Reads an artifact for inspection: its own soundness is checked, its fit is not.
 
         Args:
-          path: the file; a symbolic link to one is followed.
+          path: the file itself, no symbolic link to it.
           expected: fields of a Deployment by name, which are compared too.
 
         Raises:

@@ -54,7 +54,7 @@ def checkpoint_id(folder: str | os.PathLike[str]) -> str:
         raise ScaleArtifactError(folder, [f"expected one safetensors index, got {indices}"])
     digest = hashlib.sha256()
     if indices:
-        data = read_regular_file(root / indices[0], _MAX_INDEX_BYTES)
+        data = read_regular_file(root / indices[0], _MAX_INDEX_BYTES, follow_link=True)
         files = _files_of_index(data, str(root / indices[0]))
         _update(digest, indices[0], data)
     else:

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading files that may be anything, and writing files that must not be lost.
 
-Reading follows symbolic links: a Hugging Face cache is made of them. Writing refuses to go
-through one: replacing the link would surprise whoever made it, and writing into its target would
-change a file that others may share.
+Shards and artifacts are not read through a symbolic link: it may point elsewhere tomorrow, and what
+was checked would not be what is named. Files of a checkpoint are: a Hugging Face cache is made of
+links. Writing refuses to go through one: replacing the link would surprise whoever made it, and
+writing into its target would change a file that others may share.
 """
 
 from __future__ import annotations
@@ -19,11 +20,18 @@ from jaxfp8.scales.arguments import require_path
 from jaxfp8.scales.errors import ScaleArtifactError
 
 
-def read_regular_file(path: str | os.PathLike[str], max_bytes: int) -> bytes:
+def read_regular_file(
+    path: str | os.PathLike[str], max_bytes: int, *, follow_link: bool = False
+) -> bytes:
     """The bytes of a regular file of at most max_bytes.
 
-    Folders, devices, pipes and sockets are refused before they are opened (opening some of them
-    blocks or has effects), and files that are too large before anything is allocated.
+    Links, folders, devices, pipes and sockets are refused before they are opened (opening some of
+    them blocks or has effects), and files that are too large before anything is allocated.
+
+    Args:
+      path: the file.
+      max_bytes: the most it may hold.
+      follow_link: whether path may be a symbolic link. The folders above it always may.
 
     Raises:
       ScaleArtifactError: the file cannot be read, with the reason.
@@ -31,9 +39,10 @@ def read_regular_file(path: str | os.PathLike[str], max_bytes: int) -> bytes:
     """
     require_path("path", path)
     try:
-        _require_regular(os.stat(path), path)
+        _require_regular(os.stat(path, follow_symlinks=follow_link), path)
         # O_NONBLOCK: should a pipe take the file's place meanwhile, the open must not hang.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+        fd = os.open(path, flags if follow_link else flags | os.O_NOFOLLOW)
         try:
             status = os.fstat(fd)
             _require_regular(status, path)
@@ -114,7 +123,10 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 def _require_regular(status: os.stat_result, path: str | os.PathLike[str]) -> None:
     if stat.S_ISREG(status.st_mode):
         return
-    kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a device, pipe or socket"
+    if stat.S_ISLNK(status.st_mode):
+        kind = "a symbolic link; name the file that it points to"
+    else:
+        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a device, pipe or socket"
     raise ScaleArtifactError(path, [f"expected a regular file, got {kind}"])
 
 

@@ -135,12 +135,12 @@ def test_paths(tmp_path, read):
         os.chdir(working)
         for name, message in {
             "folder": "expected a regular file, got a folder",
-            "link to a folder": "expected a regular file, got a folder",
+            "link to a folder": "expected a regular file, got a symbolic link",
             "pipe": "got a device, pipe or socket",
             "socket": "got a device, pipe or socket",
-            "dangling": "No such file",
+            "dangling": "expected a regular file, got a symbolic link",
             "missing": "No such file",
-            "loop": "symbolic links",
+            "loop": "expected a regular file, got a symbolic link",
             "x" * 300: "File name too long",
             "with\0nul": "null",
         }.items():
@@ -181,20 +181,19 @@ def test_a_header_full_of_entries(tmp_path):
     assert time.process_time() - start < 1
 
 
-def test_links_to_files_are_followed(tmp_path):
-    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "0123456789"
-    blobs.mkdir()
-    snapshot.mkdir(parents=True)
-    (blobs / "5a5a").write_bytes(DATA)
-    link = snapshot / "scales.safetensors"
-    link.symlink_to("../../blobs/5a5a")
-    assert ScaleArtifact.read(link).to_bytes() == DATA
+def test_a_link_to_a_sound_file_is_refused_and_a_linked_folder_is_not(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_bytes(DATA)
+    (tmp_path / "link").symlink_to("folder/file")
+    is_refused(tmp_path / "link", "got a symbolic link; name the file that it points to")
+    (tmp_path / "linked folder").symlink_to("folder")
+    assert ScaleArtifact.read(tmp_path / "linked folder" / "file").to_bytes() == DATA
     path = builders.shard(0, 0).save(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     for shard in builders.shards()[1:]:
         shard.save(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / Path(path).name).symlink_to(path)
-    assert merge_folder(tmp_path / "elsewhere").to_bytes() == DATA
+    is_refused(tmp_path / "elsewhere", "got a symbolic link", merge_folder)
 
 
 def test_a_shard_folder_with_traps(tmp_path):
