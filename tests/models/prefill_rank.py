@@ -16,8 +16,9 @@ import numpy as np
 
 from jaxfp8 import scales
 from jaxfp8.models import deployment
+from jaxfp8.models.parallel import prefill_layer_sharded
 from jaxfp8.models.sharding import MlaSharding, load_sharded_layers, shard_scales
-from tests.models.sharded_case import CAPACITY, CONFIG, LAYER, fp8_case, run_sharded
+from tests.models.sharded_case import CAPACITY, CONFIG, LAYER, SEGMENT, fp8_case
 
 PROCESSES = 2
 SERVED = deployment(
@@ -49,8 +50,9 @@ def main(rank: int, port: int, folder: Path) -> None:
     cache = jax.make_array_from_callback(
         case.cache.shape, sharding.named(sharding.cache_spec), lambda index: case.cache[index]
     )
-    out, cache = run_sharded(
-        case, sharding, weights=weights, cache=cache, precision="fp8", new_tokens_precision="fp8",
+    out, cache = prefill_layer_sharded(
+        sharding, CONFIG, weights, case.hidden, cache, case.batch, segment=SEGMENT,
+        precision="fp8", new_tokens_precision="fp8",
         scales=shard_scales(artifact, [LAYER], sharding)[LAYER],
     )  # fmt: skip
     parts = {

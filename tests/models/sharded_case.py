@@ -131,9 +131,16 @@ def mesh_of(tp: int, cp: int) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(devices.reshape(tp, cp), ("tp", "cp"))
 
 
+def placed(case: Case, sharding: MlaSharding) -> tuple[MlaWeights, jax.Array]:
+    """Weights and cache as they lie on the mesh."""
+    specs = jax.tree.map(sharding.named, sharding.weights_spec(case.config))
+    cache = jax.device_put(case.cache, sharding.named(sharding.cache_spec))
+    return jax.device_put(case.weights, specs), cache
+
+
 def run_sharded(case: Case, sharding: MlaSharding, **options: Any) -> PrefilledLayer:
-    """On the mesh; `weights` and `cache` may be given as they lie on the devices."""
-    weights, cache = options.pop("weights", case.weights), options.pop("cache", case.cache)
+    """On the mesh."""
+    weights, cache = placed(case, sharding)
     return prefill_layer_sharded(
         sharding, case.config, weights, case.hidden, cache, case.batch, segment=SEGMENT, **options
     )

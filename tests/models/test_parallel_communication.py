@@ -8,15 +8,20 @@ import math
 import re
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jaxfp8.models import KIMI_K3, parallel
-from jaxfp8.models.parallel import Communication, ShardedBatch, communication_bytes
+from jaxfp8.models.parallel import Communication, communication_bytes
 from jaxfp8.models.sharding import MlaSharding
-from tests.models.sharded_case import CAPACITY, CONFIG, SEGMENT, TOKENS, mesh_of, uneven_weights
+from tests.models.sharded_case import (
+    CAPACITY,
+    CONFIG,
+    SEGMENT,
+    TOKENS,
+    make_case,
+    mesh_of,
+    placed,
+)  # fmt: skip
 
 # A line of HLO: the result's types, and what communicates.
 COLLECTIVE = re.compile(
@@ -27,17 +32,12 @@ BYTES = {"f32": 4, "bf16": 2, "s32": 4, "pred": 1}
 
 
 def lowered(sharding: MlaSharding) -> Any:
-    def shape(*dims: int, dtype: Any = np.int32) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(dims, dtype)
-
     parts = sharding.cp_size
+    case = make_case([[1, 2, 3]] * parts, [4, 5, 6], 0)
+    weights, cache = placed(case, sharding)
     return parallel._prefill_layer_sharded.lower(
-        sharding, CONFIG,
-        jax.tree.map(lambda x: shape(*x.shape, dtype=x.dtype), uneven_weights()),
-        shape(TOKENS, CONFIG.hidden_size, dtype=jnp.bfloat16),
-        shape(parts * CAPACITY, CONFIG.latent_dim, dtype=jnp.bfloat16),
-        ShardedBatch(shape(4), shape(parts, 3), shape(parts, 4), shape()),
-        None,
+        sharding, CONFIG, weights, case.hidden, cache,
+        parallel._check_batch(case.batch, parts, TOKENS, CAPACITY), None,
         segment=SEGMENT, precision="bf16", new_tokens_precision="bf16", fmt=None, backend=None,
     )  # fmt: skip
 

@@ -23,7 +23,6 @@ from tests.models.sharded_case import (
     artifact_of,
     fp8_case,
     mesh_of,
-    run_sharded,
 )  # fmt: skip
 
 CASE = fp8_case()
@@ -34,6 +33,17 @@ BATCH = CASE.batch
 def nothing_is_compiled(monkeypatch):
     """The compiled part may not be reached."""
     monkeypatch.delattr(parallel, "_prefill_layer_sharded")
+
+
+def run(sharding: Any, **change: Any) -> None:
+    given = {
+        "weights": CASE.weights,
+        "hidden": CASE.hidden,
+        "cache": CASE.cache,
+        "batch": BATCH,
+        **change,
+    }
+    prefill_layer_sharded(sharding, CONFIG, **given)
 
 
 def sharding_of(tp: int, cp: int) -> MlaSharding:
@@ -58,7 +68,7 @@ def test_heads_that_the_ranks_do_not_divide(tmp_path):
     message = r"tp_size: expected a divisor of the 4 heads \(num_heads\), got 8"
     sharding = sharding_of(8, 1)
     with pytest.raises(ValueError, match=message):
-        run_sharded(CASE, sharding)
+        run(sharding)
     with pytest.raises(ValueError, match=message):
         load_sharded_layers(tmp_path / "none", CONFIG, [LAYER], sharding)
     with pytest.raises(ValueError, match=message):
@@ -67,7 +77,7 @@ def test_heads_that_the_ranks_do_not_divide(tmp_path):
 
 def test_weights_of_one_rank():
     with pytest.raises(ValueError, match=r"weights: expected those of all 4 heads .*, got 2"):
-        run_sharded(CASE, sharding_of(2, 2), weights=rank_weights(CASE.weights, 0, 2))
+        run(sharding_of(2, 2), weights=rank_weights(CASE.weights, 0, 2))
 
 
 @pytest.mark.parametrize(
@@ -82,9 +92,8 @@ def test_weights_of_one_rank():
     ],
 )
 def test_arrays(change, message):
-    arguments = {"hidden": CASE.hidden, "cache": CASE.cache, "batch": BATCH, **change}
     with pytest.raises(ValueError, match=re.escape(message)):
-        prefill_layer_sharded(sharding_of(2, 2), CONFIG, CASE.weights, **arguments)
+        run(sharding_of(2, 2), **change)
 
 
 @pytest.mark.parametrize(
@@ -112,19 +121,18 @@ def test_arrays(change, message):
 def test_batches(change, message):
     """The cache given is as it was."""
     cache = jnp.asarray(CASE.cache)
-    case = CASE._replace(batch=BATCH._replace(**change))
     with pytest.raises(ValueError, match=re.escape(message)):
-        run_sharded(case, sharding_of(2, 2), cache=cache)
+        run(sharding_of(2, 2), cache=cache, batch=BATCH._replace(**change))
     assert not cache.is_deleted()
 
 
 def test_wrong_kinds():
     with pytest.raises(TypeError, match=r"batch: expected a ShardedBatch, got PrefillBatch"):
-        run_sharded(CASE._replace(batch=CASE.one_batch), sharding_of(2, 2))
+        run(sharding_of(2, 2), batch=CASE.one_batch)
     with pytest.raises(TypeError, match=r"sharding: expected an MlaSharding, got Mesh"):
-        run_sharded(CASE, mesh_of(2, 2))
+        run(mesh_of(2, 2))
     with pytest.raises(TypeError, match=r"scales: expected a LayerScales or None, got dict"):
-        run_sharded(CASE, sharding_of(2, 2), scales={})
+        run(sharding_of(2, 2), scales={})
 
 
 def test_an_artifact_of_another_number_of_ranks():

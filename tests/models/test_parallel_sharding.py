@@ -8,7 +8,12 @@ import jax
 import numpy as np
 
 from jaxfp8.models import rank_weights, sharding
-from jaxfp8.models.sharding import MlaSharding, load_sharded_layers, shard_scales
+from jaxfp8.models.sharding import (
+    MlaSharding,
+    empty_sharded_cache,
+    load_sharded_layers,
+    shard_scales,
+)  # fmt: skip
 from tests.models.builders import save_checkpoint
 from tests.models.sharded_case import CONFIG, LAYER, artifact_of, fp8_case, mesh_of
 
@@ -65,3 +70,12 @@ def test_a_mesh_with_the_axes_in_another_order_and_one_more():
         rank: [d for d in jax.devices() if d.id % 2 == rank] for rank in (0, 1)
     }
     assert hash(its) == hash(MlaSharding(its.mesh))
+
+
+def test_an_empty_cache_is_made_in_its_parts():
+    its = MlaSharding(mesh_of(2, 4))
+    cache = empty_sharded_cache(CONFIG, 5, its)
+    assert cache.shape == (20, CONFIG.latent_dim)
+    assert cache.dtype == CASE.cache.dtype
+    assert {shard.data.shape for shard in cache.addressable_shards} == {(5, CONFIG.latent_dim)}
+    assert not np.asarray(cache).any()
