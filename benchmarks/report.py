@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import app, flags
 from common import plots, result
@@ -28,7 +29,7 @@ _PLOTS = flags.DEFINE_string("plots", None, "folder for the plots, made if it is
 
 _HEADER = (
     "case", "what", "dtype", "backend", "median ms", "quartiles", "n", "rate", "of the ceiling",
-    "checks",
+    "checks", "more",
 )  # fmt: skip
 
 
@@ -106,6 +107,7 @@ def _row(one: Result) -> tuple[str, ...]:
         _rate(one),
         ceiling,
         _checks(one),
+        ", ".join(_detail(name, value) for name, value in one.details.items()),
     )
     return tuple(cell.replace("|", "\\|") for cell in cells)
 
@@ -120,6 +122,12 @@ def _checks(one: Result) -> str:
     if one.unavailable:
         return f"not measured: {one.unavailable}"
     return "; ".join(map(_check, (*one.errors, *one.bounds)))
+
+
+def _detail(name: str, value: Any) -> str:
+    values = value if isinstance(value, list) else [value]
+    texts = [f"{x:.4g}" if isinstance(x, float) else str(x) for x in values]
+    return f"{name} {' '.join(texts)}"
 
 
 def _check(check: Check) -> str:
