@@ -4,4 +4,8 @@
 
 import jax
 
+# The first interpreted kernel would, and what is imported with it makes jax.jit forget all that it
+# has compiled.
+import jax.experimental.pallas.tpu
+
 jax.config.update("jax_num_cpu_devices", 8)
