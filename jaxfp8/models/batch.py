@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfp8 import checks
+from jaxfp8.scales.arguments import require
 from jaxfp8.scales.errors import listed
 
 
@@ -57,10 +58,11 @@ def check_batch(batch: PrefillBatch, num_tokens: int, capacity: int) -> PrefillB
       capacity: rows of the cache.
 
     Raises:
-      TypeError: not int32 arrays.
+      TypeError: not a PrefillBatch of int32 arrays.
       ValueError: shapes or offsets that cannot be, or a region that is shorter than the context and
         the new tokens of its sequence; all such sequences are named.
     """
+    require("batch", batch, PrefillBatch, "a PrefillBatch")
     cu_seqlens_q = checks.cu_seqlens("cu_seqlens_q", batch.cu_seqlens_q, num_tokens, "hidden")
     cu_seqlens_cache = checks.cu_seqlens(
         "cu_seqlens_cache", batch.cu_seqlens_cache, capacity, "cache"

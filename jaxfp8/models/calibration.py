@@ -13,10 +13,12 @@ import numpy as np
 from jaxfp8 import checks
 from jaxfp8.calibration import Calibrator
 from jaxfp8.models import mla
+from jaxfp8.models.arguments import check_config, check_hidden
 from jaxfp8.models.batch import PrefillBatch, new_tokens
 from jaxfp8.models.config import MlaConfig
-from jaxfp8.models.weights import MlaWeights
+from jaxfp8.models.weights import MlaWeights, check_weights
 from jaxfp8.prefill import prefill_attention
+from jaxfp8.scales.arguments import require
 
 
 def calibrate_layer(
@@ -45,9 +47,14 @@ def calibrate_layer(
       float32 [T, hidden_size], as `mla.gated_output`.
 
     Raises:
-      TypeError: hidden or cu_seqlens is traced; or as `Calibrator.observe`.
-      ValueError: as `Calibrator.observe` and `jaxfp8.prefill_attention`.
+      TypeError: an argument is of the wrong kind or dtype; hidden or cu_seqlens is traced; or as
+        `Calibrator.observe`.
+      ValueError: shapes disagree; or as `Calibrator.observe`.
     """
+    require("calibrator", calibrator, Calibrator, "a Calibrator")
+    check_config(config)
+    check_weights(config, weights)
+    check_hidden(config, hidden)
     cu_seqlens = checks.cu_seqlens("cu_seqlens", cu_seqlens, hidden.shape[0], "hidden")
     if checks.is_traced(hidden) or checks.is_traced(cu_seqlens):
         raise TypeError(

@@ -44,12 +44,23 @@ from jax.sharding import PartitionSpec
 from jaxfp8 import checks
 from jaxfp8.formats import Fp8Format
 from jaxfp8.models import mla
+from jaxfp8.models.arguments import (
+    check_cache,
+    check_config,
+    check_format_and_backend,
+    check_hidden,
+    check_number,
+    check_precisions,
+    check_scales,
+    check_segment,
+)
 from jaxfp8.models.batch import PrefillBatch, check_batch, new_tokens, sound_batch
 from jaxfp8.models.config import MlaConfig
-from jaxfp8.models.prefill import PrefilledLayer, _check_weights, attend_context
+from jaxfp8.models.prefill import PrefilledLayer, attend_context
 from jaxfp8.models.sharding import MlaSharding
-from jaxfp8.models.weights import MlaWeights
+from jaxfp8.models.weights import MlaWeights, check_weights
 from jaxfp8.ops.attention.base import Precision
+from jaxfp8.scales.arguments import require
 from jaxfp8.scales.layer_scales import LayerScales
 from jaxfp8.segments import PrefillState, attend_new_tokens, start_prefill
 
@@ -87,7 +98,15 @@ class Communication(NamedTuple):
 
 
 def communication_bytes(config: MlaConfig, sharding: MlaSharding, num_tokens: int) -> Communication:
-    """What a pass of num_tokens new tokens (capacity) communicates: see above."""
+    """What a pass of num_tokens new tokens (capacity) communicates: see above.
+
+    Raises:
+      TypeError, ValueError: an argument is of the wrong kind, num_tokens is negative, or the
+        tensor-parallel ranks do not divide the heads.
+    """
+    check_config(config)
+    require("sharding", sharding, MlaSharding, "an MlaSharding")
+    num_tokens = check_number("num_tokens", num_tokens, 0)
     heads = config.local_heads(sharding.tp_size)
     return Communication(
         cp=num_tokens * heads * 4 * (2 + config.v_head_dim) if sharding.cp_size > 1 else 0,
@@ -138,32 +157,30 @@ def prefill_layer_sharded(
         the cache is too short; the cache given is as it was.
       NotImplementedError: no backend serves the request.
     """
-    if not isinstance(sharding, MlaSharding):
-        raise TypeError(f"sharding: expected an MlaSharding, got {type(sharding).__name__}")
+    require("sharding", sharding, MlaSharding, "an MlaSharding")
+    check_config(config)
     config.local_heads(sharding.tp_size)
-    _check_weights(config, weights)
-    heads = config.num_heads
+    check_weights(config, weights)
+    heads, parts = config.num_heads, sharding.cp_size
     if weights.num_heads != heads:
         raise ValueError(
             f"weights: expected those of all {heads} heads (num_heads), got {weights.num_heads}"
         )
-    width, columns, parts = config.hidden_size, config.latent_dim, sharding.cp_size
-    checks.array("hidden", hidden, f"[T, {width}]")
-    checks.matches("hidden", hidden, f"[T, {width}]", (None, width), "config")
-    checks.dtype_in("hidden", hidden, [jnp.bfloat16])
-    shape = f"[{parts} * capacity, {columns}]"
-    checks.array("cache", cache, shape)
-    checks.matches("cache", cache, shape, (None, columns), "config")
-    checks.dtype_in("cache", cache, [jnp.bfloat16])
+    check_hidden(config, hidden)
+    check_cache(config, cache, f"{parts} * capacity")
     if cache.shape[0] % parts:
-        raise ValueError(f"cache: expected shape {shape}, got {list(cache.shape)}")
+        raise ValueError(
+            f"cache: expected shape [{parts} * capacity, {config.latent_dim}], got "
+            f"{list(cache.shape)}"
+        )
     batch = _check_batch(batch, parts, hidden.shape[0], cache.shape[0] // parts)
-    if isinstance(segment, bool) or not isinstance(segment, int | np.integer) or segment < 1:
-        raise ValueError(f"segment: expected a number of tokens >= 1, got {segment!r}")
-    scales = _check_scales(scales, heads)
+    segment = check_segment(segment)
+    check_precisions(precision, new_tokens_precision)
+    check_format_and_backend(fmt, backend)
+    scales = check_scales(scales, precision, heads)
     return _prefill_layer_sharded(
         sharding, config, weights, hidden, cache, batch, scales,
-        segment=int(segment), precision=precision, new_tokens_precision=new_tokens_precision,
+        segment=segment, precision=precision, new_tokens_precision=new_tokens_precision,
         fmt=fmt, backend=backend,
     )  # fmt: skip
 
@@ -287,8 +304,7 @@ def _part_of(
 
 def _check_batch(batch: ShardedBatch, parts: int, num_tokens: int, capacity: int) -> ShardedBatch:
     """The batch, each part of it checked as `check_batch` does."""
-    if not isinstance(batch, ShardedBatch):
-        raise TypeError(f"batch: expected a ShardedBatch, got {type(batch).__name__}")
+    require("batch", batch, ShardedBatch, "a ShardedBatch")
     lens = checks.array("context_lens", batch.context_lens, "[cp, B]")
     offsets = checks.array("cu_seqlens_cache", batch.cu_seqlens_cache, "[cp, B + 1]")
     for name, x in (("context_lens", lens), ("cu_seqlens_cache", offsets)):
@@ -313,19 +329,3 @@ def _check_batch(batch: ShardedBatch, parts: int, num_tokens: int, capacity: int
         except ValueError as error:
             raise ValueError(f"part {part} of the context: {error}") from None
     return ShardedBatch(cu_seqlens_q, jnp.asarray(lens), jnp.asarray(offsets), takes)
-
-
-def _check_scales(scales: LayerScales | None, num_heads: int) -> LayerScales | None:
-    if scales is None:
-        return None
-    if not isinstance(scales, LayerScales):
-        raise TypeError(f"scales: expected a LayerScales or None, got {type(scales).__name__}")
-    for name, x in zip("qkv", scales, strict=True):
-        if isinstance(x, jax.Array) and not checks.is_traced(x) and not x.is_fully_addressable:
-            # This process has but some of the values, which come from an artifact.
-            x = jax.ShapeDtypeStruct(x.shape, x.dtype)
-            checks.matches(f"scales.{name}", x, f"[{num_heads}]", (num_heads,), "config")
-            checks.dtype_in(f"scales.{name}", x, [np.float32])
-        else:
-            checks.descale(f"scales.{name}", x, num_heads, name)
-    return scales

@@ -33,15 +33,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxfp8 import checks
 from jaxfp8.formats import Fp8Format
 from jaxfp8.models import mla
+from jaxfp8.models.arguments import (
+    check_cache,
+    check_config,
+    check_format_and_backend,
+    check_hidden,
+    check_number,
+    check_precision,
+    check_precisions,
+    check_scales,
+    check_segment,
+)
 from jaxfp8.models.batch import (
     PrefillBatch,
     check_batch,
@@ -51,9 +60,10 @@ from jaxfp8.models.batch import (
     sound_batch,
 )
 from jaxfp8.models.config import MlaConfig
-from jaxfp8.models.weights import MlaWeights, weight_shapes
+from jaxfp8.models.weights import MlaWeights, check_weights
 from jaxfp8.ops.attention.base import Precision
 from jaxfp8.ops.mesh_axes import varying_like
+from jaxfp8.scales.arguments import require
 from jaxfp8.scales.layer_scales import LayerScales
 from jaxfp8.segments import PrefillState, attend_new_tokens, start_prefill
 
@@ -72,12 +82,27 @@ class PrefilledLayer(NamedTuple):
 
 
 def empty_cache(config: MlaConfig, capacity: int) -> jax.Array:
-    """bfloat16 [capacity, latent_dim] of zeros: a cache that holds nothing yet."""
+    """bfloat16 [capacity, latent_dim] of zeros: a cache that holds nothing yet.
+
+    Raises:
+      TypeError, ValueError: config is no MlaConfig, or capacity no integer >= 0.
+    """
+    check_config(config)
+    capacity = check_number("capacity", capacity, 0)
     return jnp.zeros((capacity, config.latent_dim), jnp.bfloat16)
 
 
 def segment_bytes(config: MlaConfig, num_heads: int, segment: int, precision: Precision) -> int:
-    """Bytes that a segment takes on its way from the cache to the attention kernel: see above."""
+    """Bytes that a segment takes on its way from the cache to the attention kernel: see above.
+
+    Raises:
+      TypeError, ValueError: config is no MlaConfig, a number no integer >= 1, or precision neither
+        "fp8" nor "bf16".
+    """
+    check_config(config)
+    num_heads = check_number("num_heads", num_heads, 1)
+    segment = check_number("segment", segment, 1)
+    check_precision("precision", precision)
     up_projected = num_heads * (config.qk_nope_head_dim + config.v_head_dim) * 2
     element = 1 if precision == "fp8" else 2
     packed = num_heads * (config.qk_head_dim + config.v_head_dim) * element
@@ -125,29 +150,18 @@ def prefill_layer(
       ValueError: shapes disagree, or the cache is too short; the cache given is as it was.
       NotImplementedError: no backend serves the request.
     """
-    _check_weights(config, weights)
-    hidden_size, latent_dim = config.hidden_size, config.latent_dim
-    checks.array("hidden", hidden, f"[T, {hidden_size}]")
-    checks.matches("hidden", hidden, f"[T, {hidden_size}]", (None, hidden_size), "config")
-    checks.dtype_in("hidden", hidden, [jnp.bfloat16])
-    checks.array("cache", cache, f"[capacity, {latent_dim}]")
-    checks.matches("cache", cache, f"[capacity, {latent_dim}]", (None, latent_dim), "config")
-    checks.dtype_in("cache", cache, [jnp.bfloat16])
+    check_config(config)
+    check_weights(config, weights)
+    check_hidden(config, hidden)
+    check_cache(config, cache)
     batch = check_batch(batch, hidden.shape[0], cache.shape[0])
-    if isinstance(segment, bool) or not isinstance(segment, int | np.integer) or segment < 1:
-        raise ValueError(f"segment: expected a number of tokens >= 1, got {segment!r}")
-    for name, value in (
-        ("precision", precision), ("new_tokens_precision", new_tokens_precision)
-    ):  # fmt: skip
-        if value not in get_args(Precision):
-            raise ValueError(f"{name}: expected 'fp8' or 'bf16', got {value!r}")
-    if new_tokens_precision == "fp8" and precision == "bf16":
-        raise ValueError(
-            "new_tokens_precision: expected 'bf16' in a pass of precision 'bf16', got 'fp8'"
-        )
+    segment = check_segment(segment)
+    check_precisions(precision, new_tokens_precision)
+    check_format_and_backend(fmt, backend)
+    scales = check_scales(scales, precision, weights.num_heads)
     return _prefill_layer(
-        config, weights, hidden, cache, batch, _check_scales(scales, precision, weights.num_heads),
-        segment=int(segment), precision=precision, new_tokens_precision=new_tokens_precision,
+        config, weights, hidden, cache, batch, scales,
+        segment=segment, precision=precision, new_tokens_precision=new_tokens_precision,
         fmt=fmt, backend=backend,
     )  # fmt: skip
 
@@ -175,9 +189,17 @@ def attend_context(
       batch: which rows of the cache are context.
       segment: tokens at a time.
       scales: as in `mla.attend_latents`.
+
+    Raises:
+      TypeError: an argument is of the wrong kind or dtype.
+      ValueError: segment is no number of tokens >= 1, or shapes disagree.
     """
-    segment = min(segment, cache.shape[0])
-    if segment == 0:
+    check_config(config)
+    check_weights(config, weights)
+    check_cache(config, cache)
+    require("batch", batch, PrefillBatch, "a PrefillBatch")
+    segment = min(check_segment(segment), cache.shape[0])
+    if segment == 0:  # Of an empty cache.
         return state
     num_segments = (cu_seqlens_context(batch)[-1] + segment - 1) // segment
 
@@ -233,36 +255,3 @@ def _prefill_layer(
     out = mla.gated_output(config, weights, hidden, state.acc)
     counted = jnp.arange(num_tokens) < batch.cu_seqlens_q[-1]
     return PrefilledLayer(jnp.where(counted[:, None], out, 0.0), cache)
-
-
-def _check_weights(config: MlaConfig, weights: MlaWeights) -> None:
-    if not isinstance(weights, MlaWeights):
-        raise TypeError(f"weights: expected an MlaWeights, got {type(weights).__name__}")
-    checks.array("weights.q_b_proj", weights.q_b_proj, "[H, qk_head_dim, q_lora_rank]")
-    expected, other = ("an array", "None") if config.output_gate else ("None", "an array")
-    if (weights.g_proj is not None) != config.output_gate:
-        raise ValueError(
-            f"weights.g_proj: expected {expected} with config.output_gate={config.output_gate}, "
-            f"got {other}"
-        )
-    for name, shape in weight_shapes(config, weights.num_heads).items():
-        weight = checks.array(f"weights.{name}", getattr(weights, name), str(list(shape)))
-        checks.matches(f"weights.{name}", weight, str(list(shape)), shape, "config")
-        checks.dtype_in(f"weights.{name}", weight, [jnp.bfloat16])
-
-
-def _check_scales(
-    scales: LayerScales | None, precision: Precision, num_heads: int
-) -> LayerScales | None:
-    if scales is None:
-        return None
-    if not isinstance(scales, LayerScales):
-        raise TypeError(f"scales: expected a LayerScales or None, got {type(scales).__name__}")
-    if precision == "bf16":
-        raise ValueError("scales: expected None with precision='bf16', which has no scales to use")
-    return LayerScales(
-        *(
-            checks.descale(f"scales.{name}", x, num_heads, name)
-            for name, x in zip("qkv", scales, strict=True)
-        )
-    )

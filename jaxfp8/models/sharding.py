@@ -28,9 +28,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxfp8.models.arguments import check_config, check_layers, check_number
 from jaxfp8.models.checkpoint import load_layers
 from jaxfp8.models.config import MlaConfig
 from jaxfp8.models.weights import HEAD_AXIS, MlaWeights, weight_shapes
+from jaxfp8.scales.arguments import require
 from jaxfp8.scales.artifact import ScaleArtifact
 from jaxfp8.scales.errors import listed
 from jaxfp8.scales.layer_scales import LayerScales
@@ -116,28 +118,39 @@ class MlaSharding:
 def load_sharded_layers(
     path: str | PathLike[str],
     config: MlaConfig,
-    layers: Sequence[int],
+    layers: Iterable[int],
     sharding: MlaSharding,
+    *,
+    prefix: str = "model.layers",
 ) -> dict[int, MlaWeights]:
     """The MLA weights of some layers from a checkpoint, each device with those of its heads.
 
     A process reads the slices of the ranks that its devices have, each once.
 
     Args:
-      path, config, layers: as in `load_layers`.
+      path, config, layers, prefix: as in `load_layers`.
       sharding: the mesh.
 
     Returns:
       Global arrays, by layer.
 
     Raises:
-      ValueError: the tensor-parallel ranks do not divide the heads.
-      CheckpointError: as `load_layers`.
+      TypeError, CheckpointError: as `load_layers`.
+      ValueError: the tensor-parallel ranks do not divide the heads; or as `load_layers`.
     """
+    check_config(config)
+    require("sharding", sharding, MlaSharding, "an MlaSharding")
+    layers = check_layers(layers)
     config.local_heads(sharding.tp_size)
     ranks = [
         load_layers(
-            path, config, layers, tp_rank=rank, tp_size=sharding.tp_size, device=_copies(devices)
+            path,
+            config,
+            layers,
+            prefix=prefix,
+            tp_rank=rank,
+            tp_size=sharding.tp_size,
+            device=_copies(devices),
         )
         for rank, devices in sharding.local_devices().items()
     ]
@@ -169,8 +182,12 @@ def shard_scales(
       Global arrays, float32 [H], by layer.
 
     Raises:
+      TypeError: an argument is of the wrong kind.
       ValueError: the artifact is of another tensor-parallel size, or has no such layer.
     """
+    require("artifact", artifact, ScaleArtifact, "a ScaleArtifact")
+    require("sharding", sharding, MlaSharding, "an MlaSharding")
+    layers = check_layers(layers)
     identity = artifact.identity
     if identity.tp_size != sharding.tp_size:
         raise ValueError(
@@ -200,7 +217,13 @@ def empty_sharded_cache(config: MlaConfig, capacity: int, sharding: MlaSharding)
       config: the layer's.
       capacity: rows of each part.
       sharding: the mesh.
+
+    Raises:
+      TypeError, ValueError: an argument is of the wrong kind, or capacity is negative.
     """
+    check_config(config)
+    capacity = check_number("capacity", capacity, 0)
+    require("sharding", sharding, MlaSharding, "an MlaSharding")
     zeros: Callable[[], jax.Array] = jax.jit(
         lambda: jnp.zeros((sharding.cp_size * capacity, config.latent_dim), jnp.bfloat16),
         out_shardings=sharding.named(sharding.cache_spec),

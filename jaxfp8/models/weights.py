@@ -4,12 +4,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jaxfp8 import checks
+from jaxfp8.models.arguments import check_config, check_number, check_tp_rank
 from jaxfp8.models.config import MlaConfig
+from jaxfp8.scales.arguments import integer, require
 
 
 class MlaWeights(NamedTuple):
@@ -56,6 +60,22 @@ def weight_shapes(config: MlaConfig, num_heads: int) -> dict[str, tuple[int, ...
     return shapes
 
 
+def check_weights(config: MlaConfig, weights: Any) -> None:
+    """An MlaWeights of as many heads as it has, each array of the shape that config says."""
+    require("weights", weights, MlaWeights, "an MlaWeights")
+    checks.array("weights.q_b_proj", weights.q_b_proj, "[H, qk_head_dim, q_lora_rank]")
+    expected, other = ("an array", "None") if config.output_gate else ("None", "an array")
+    if (weights.g_proj is not None) != config.output_gate:
+        raise ValueError(
+            f"weights.g_proj: expected {expected} with config.output_gate={config.output_gate}, "
+            f"got {other}"
+        )
+    for name, shape in weight_shapes(config, weights.num_heads).items():
+        weight = checks.array(f"weights.{name}", getattr(weights, name), str(list(shape)))
+        checks.matches(f"weights.{name}", weight, str(list(shape)), shape, "config")
+        checks.dtype_in(f"weights.{name}", weight, [jnp.bfloat16])
+
+
 def random_weights(
     config: MlaConfig, key: jax.Array, *, num_heads: int | None = None
 ) -> MlaWeights:
@@ -66,10 +86,15 @@ def random_weights(
       config: the layer's.
       key: from jax.random.key.
       num_heads: heads to make; None makes config.num_heads.
+
+    Raises:
+      TypeError, ValueError: an argument is not what it should be.
     """
-    num_heads = config.num_heads if num_heads is None else num_heads
+    check_config(config)
+    _check_key(key)
+    heads = config.num_heads if num_heads is None else check_number("num_heads", num_heads, 1)
     drawn: dict[str, jax.Array] = {}
-    for i, (name, shape) in enumerate(weight_shapes(config, num_heads).items()):
+    for i, (name, shape) in enumerate(weight_shapes(config, heads).items()):
         noise = jax.random.normal(jax.random.fold_in(key, i), shape, jnp.float32)
         if name.endswith("layernorm"):
             weight = 1 + noise / 8
@@ -84,15 +109,17 @@ def rank_weights(weights: MlaWeights, tp_rank: int, tp_size: int) -> MlaWeights:
     """The weights of one tensor-parallel rank's heads, from those of all heads.
 
     Raises:
+      TypeError: weights is no MlaWeights, or a number no integer.
       ValueError: tp_size does not divide the heads, or there is no such rank.
     """
+    require("weights", weights, MlaWeights, "an MlaWeights")
+    tp_size = integer("tp_size", tp_size)
     if tp_size < 1 or weights.num_heads % tp_size:
         raise ValueError(
             f"tp_size: expected a divisor of the {weights.num_heads} heads of weights, got "
             f"{tp_size}"
         )
-    if not 0 <= tp_rank < tp_size:
-        raise ValueError(f"tp_rank: expected 0 to {tp_size - 1}, got {tp_rank}")
+    tp_rank = check_tp_rank(tp_rank, tp_size)
     count = weights.num_heads // tp_size
     parts = weights._asdict()
     for name, axis in HEAD_AXIS.items():
@@ -100,3 +127,15 @@ def rank_weights(weights: MlaWeights, tp_rank: int, tp_size: int) -> MlaWeights:
             heads = slice(tp_rank * count, (tp_rank + 1) * count)
             parts[name] = parts[name][(*[slice(None)] * axis, heads)]
     return MlaWeights(**parts)
+
+
+def _check_key(key: Any) -> None:
+    """One key, typed or as its bits, which jax.random takes too."""
+    if isinstance(key, jax.Array | np.ndarray):
+        typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        if key.ndim == 0 if typed else (key.ndim == 1 and key.dtype == np.uint32):
+            return
+        raise ValueError(
+            f"key: expected one key from jax.random.key, got {key.dtype} {list(key.shape)}"
+        )
+    raise TypeError(f"key: expected a key from jax.random.key, got {type(key).__name__}")

@@ -178,3 +178,29 @@ def test_weights_of_another_rank_count_are_refused():
     hidden = hidden_states(np.random.default_rng(5), [60])[0]
     with pytest.raises(ValueError, match=r"q: expected shape \[T, 2, 192\] to match the identity"):
         models.calibrate_layer(calibrator, 3, TINY, WEIGHTS[3], hidden, CU_SEQLENS)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"calibrator": None}, TypeError, "calibrator: expected a Calibrator, got NoneType"),
+        ({"config": {}}, TypeError, "config: expected an MlaConfig, got dict"),
+        ({"hidden": np.ones((60, 96))}, TypeError, "hidden: expected dtype bfloat16, got float64"),
+        ({"hidden": np.ones((60, 90))}, ValueError, r"hidden: expected shape \[T, 96\]"),
+        ({"weights": WEIGHTS[3]._replace(g_proj=None)}, ValueError, "weights.g_proj: expected an"),
+        ({"weights": tuple(WEIGHTS[3])}, TypeError, "weights: expected an MlaWeights, got tuple"),
+    ],
+)
+def test_arguments_that_cannot_be(change, error, message):
+    """What a calibration without the gate would see of later layers is not what the model has."""
+    given = {
+        "calibrator": jaxfp8.Calibrator(IDENTITY, tp_rank=0, pp_rank=0, layers={3: "layer"}),
+        "layer": 3,
+        "config": TINY,
+        "weights": models.rank_weights(WEIGHTS[3], 0, TP_SIZE),
+        "hidden": hidden_states(np.random.default_rng(5), [60])[0],
+        "cu_seqlens": CU_SEQLENS,
+        **change,
+    }
+    with pytest.raises(error, match=message):
+        models.calibrate_layer(**given)

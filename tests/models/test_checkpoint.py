@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+import re
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -172,6 +173,8 @@ def test_files_that_do_not_hold_what_the_index_says(tmp_path):
     with pytest.raises(CheckpointError) as caught:
         load_layers(tmp_path, TINY, LAYERS)
     problems = "\n".join(caught.value.problems)
+    # What is in files that cannot be read is not said to be missing too.
+    assert len(caught.value.problems) == 4
     for expected in (
         f"{files[0]}: cannot be read: ",
         f"{files[1]}: cannot be read: ",
@@ -193,6 +196,70 @@ def test_no_checkpoint_at_all(tmp_path):
         load_layers(tmp_path, TINY, [3])
     with pytest.raises(CheckpointError, match=r"cannot be read"):
         load_layers(tmp_path / "missing", TINY, [3])
+
+
+def test_a_file_that_is_cut_short_is_one_problem(tmp_path):
+    save_checkpoint(tmp_path, WEIGHTS)
+    (file,) = tmp_path.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:1000])
+    for path in (tmp_path, file):
+        with pytest.raises(CheckpointError) as caught:
+            load_layers(path, TINY, LAYERS)
+        assert len(caught.value.problems) == 1
+        assert "model.safetensors: cannot be read: " in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [["a"], None, 7, "", ".", "..", "a/b", "a\0b", "/etc/a"])
+def test_an_index_with_values_that_are_no_files(tmp_path, value):
+    names = [*named_tensors(3, checkpoint_tensors(WEIGHTS[3]))]
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(names, value)}))
+    with pytest.raises(CheckpointError) as caught:
+        load_layers(tmp_path, TINY, [3])
+    assert caught.value.problems == (f"{INDEX}: expected file names, got {value!r}",)
+
+
+def test_a_prefix_and_layers_that_are_read_once(tmp_path):
+    """As in a checkpoint of a multimodal model, where a vision tower has layers too."""
+    tensors = {}
+    for layer, weights in WEIGHTS.items():
+        for name, x in named_tensors(layer, checkpoint_tensors(weights)).items():
+            tensors[f"language_model.{name}"] = x
+            tensors[f"vision_tower.{name}"] = np.ones(3, np.float32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    loaded = load_layers(
+        tmp_path, TINY, (layer for layer in LAYERS), prefix="language_model.model.layers"
+    )
+    assert list(loaded) == list(LAYERS)
+    for layer in LAYERS:
+        assert_same(loaded[layer], WEIGHTS[layer])
+    with pytest.raises(CheckpointError, match=r"missing: model.layers.3.self_attn.g_proj"):
+        load_layers(tmp_path, TINY, [3])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"layers": "3"}, TypeError, "layers: expected layer indices, got str"),
+        ({"layers": 3}, TypeError, "layers: expected layer indices, got int"),
+        ({"layers": ["3"]}, TypeError, "layers: expected an integer, got str"),
+        ({"layers": [True]}, TypeError, "layers: expected an integer, got bool"),
+        ({"layers": [-1]}, ValueError, "layers: expected an integer >= 0, got -1"),
+        ({"layers": []}, ValueError, "layers: expected at least one layer index, got none"),
+        ({"layers": [3, 7, 3]}, ValueError, "layers: expected distinct layer indices, got 3, 7, 3"),
+        ({"tp_rank": "0"}, TypeError, "tp_rank: expected an integer, got str"),
+        ({"tp_rank": 0.5}, TypeError, "tp_rank: expected an integer, got float"),
+        ({"tp_rank": True}, TypeError, "tp_rank: expected an integer, got bool"),
+        ({"path": None}, TypeError, "path: expected a path, got NoneType"),
+        ({"config": {}}, TypeError, "config: expected an MlaConfig, got dict"),
+        ({"prefix": None}, TypeError, "prefix: expected the name before a layer's index, got"),
+        ({"prefix": ""}, ValueError, "prefix: expected a name such as 'model.layers'"),
+        ({"prefix": "model.layers."}, ValueError, "without a dot at its end, got 'model.layers.'"),
+    ],
+)
+def test_arguments_that_cannot_be(tmp_path, change, error, message):
+    given = {"path": tmp_path, "config": TINY, "layers": [3], **change}
+    with pytest.raises(error, match=re.escape(message)):
+        load_layers(given.pop("path"), given.pop("config"), given.pop("layers"), **given)
 
 
 def test_a_tensor_in_two_files(tmp_path):

@@ -15,7 +15,12 @@ import pytest
 from jaxfp8 import LayerScales
 from jaxfp8.models import CheckpointError, parallel, rank_weights
 from jaxfp8.models.parallel import communication_bytes, prefill_layer_sharded
-from jaxfp8.models.sharding import MlaSharding, load_sharded_layers, shard_scales
+from jaxfp8.models.sharding import (
+    MlaSharding,
+    empty_sharded_cache,
+    load_sharded_layers,
+    shard_scales,
+)  # fmt: skip
 from tests.models.builders import save_checkpoint
 from tests.models.sharded_case import (
     CONFIG,
@@ -87,8 +92,18 @@ def test_weights_of_one_rank():
         ({"cache": CASE.cache[:, 1:]}, "cache: expected shape [2 * capacity, 128] to match config"),
         ({"cache": CASE.cache[1:]}, "cache: expected shape [2 * capacity, 128], got [191, 128]"),
         ({"segment": 0}, "segment: expected a number of tokens >= 1, got 0"),
-        ({"scales": LayerScales(*np.ones((3, 2), np.float32))}, "scales.q: expected shape [4]"),
-        ({"scales": LayerScales(*np.zeros((3, 4), np.float32))}, "scales.q: expected finite"),
+        ({"scales": LayerScales(*np.ones((3, 4), np.float32))}, "scales: expected None with"),
+        (
+            {"scales": LayerScales(*np.ones((3, 2), np.float32)), "precision": "fp8"},
+            "scales.q: expected shape [4]",
+        ),
+        (
+            {"scales": LayerScales(*np.zeros((3, 4), np.float32)), "precision": "fp8"},
+            "scales.q: expected finite",
+        ),
+        ({"precision": "int8"}, "precision: expected 'fp8' or 'bf16', got 'int8'"),
+        ({"new_tokens_precision": "fp8"}, "new_tokens_precision: expected 'bf16' in a pass"),
+        ({"backend": "cuda"}, "backend: expected None or one of"),
     ],
 )
 def test_arrays(change, message):
@@ -133,6 +148,30 @@ def test_wrong_kinds():
         run(mesh_of(2, 2))
     with pytest.raises(TypeError, match=r"scales: expected a LayerScales or None, got dict"):
         run(sharding_of(2, 2), scales={})
+    with pytest.raises(TypeError, match=r"config: expected an MlaConfig, got dict"):
+        prefill_layer_sharded(
+            sharding_of(2, 2), {}, CASE.weights, CASE.hidden, CASE.cache, BATCH
+        )  # fmt: skip
+    with pytest.raises(TypeError, match=r"backend: expected a name or None, got list"):
+        run(sharding_of(2, 2), backend=[])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda its: communication_bytes(CONFIG, its, -1), ValueError, "num_tokens: expected an"),
+        (lambda its: communication_bytes(CONFIG, its, 1.5), TypeError, "num_tokens: expected an"),
+        (lambda its: communication_bytes(CONFIG, 2, 1), TypeError, "sharding: expected an MlaSh"),
+        (lambda its: empty_sharded_cache(CONFIG, -1, its), ValueError, "capacity: expected an"),
+        (lambda its: empty_sharded_cache(CONFIG, "5", its), TypeError, "capacity: expected an"),
+        (lambda its: empty_sharded_cache(None, 5, its), TypeError, "config: expected an MlaConfig"),
+        (lambda its: shard_scales({}, [LAYER], its), TypeError, "artifact: expected a ScaleArt"),
+        (lambda its: load_sharded_layers("x", CONFIG, [], its), ValueError, "layers: expected at"),
+    ],
+)
+def test_arguments_of_what_places_arrays(call, error, message):
+    with pytest.raises(error, match=message):
+        call(sharding_of(2, 2))
 
 
 def test_an_artifact_of_another_number_of_ranks():

@@ -30,9 +30,9 @@ def test_each_rank_has_the_weights_of_its_heads(tmp_path, monkeypatch):
     read = []
     load_layers = sharding.load_layers
 
-    def recorded(*args, tp_rank, tp_size, device):
+    def recorded(*args, tp_rank, tp_size, device, **options):
         read.append((tp_rank, tp_size, len(device.device_set)))
-        return load_layers(*args, tp_rank=tp_rank, tp_size=tp_size, device=device)
+        return load_layers(*args, tp_rank=tp_rank, tp_size=tp_size, device=device, **options)
 
     monkeypatch.setattr(sharding, "load_layers", recorded)
     its = MlaSharding(mesh_of(2, 4))

@@ -102,6 +102,52 @@ def test_a_policy_that_is_off_wants_no_artifact():
     assert plan_prefill(off, served, LONG, arch="gfx942").precision == "bf16"
 
 
+def test_scales_of_a_layer():
+    plan = plan_prefill(policy(), SERVED, LONG, arch="gfx942")
+    assert plan.layer_scales(np.int64(7)) is plan.scales[7]
+    with pytest.raises(ValueError, match=r"layer: expected one with static scales, 3, 7, got 11"):
+        plan.layer_scales(11)
+    with pytest.raises(TypeError, match=r"layer: expected an integer, got str"):
+        plan.layer_scales("3")
+    for its, context in ((PrefillPolicy(enabled=True), LONG), (policy(), SHORT)):
+        assert plan_prefill(its, SERVED, context, arch="gfx942").layer_scales(3) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"policy": None}, TypeError, "policy: expected a PrefillPolicy, got NoneType"),
+        ({"served": None}, TypeError, "served: expected a Deployment, got NoneType"),
+        ({"context_lens": 7}, TypeError, "context_lens: expected integers [B], got int"),
+        ({"context_lens": "70"}, TypeError, "context_lens: expected integers [B], got str"),
+        ({"context_lens": ["70"]}, TypeError, "context_lens: expected integers [B], got dtype <U2"),
+        ({"context_lens": [7.0]}, TypeError, "context_lens: expected integers [B], got dtype fl"),
+        ({"context_lens": [[7], []]}, TypeError, "context_lens: expected integers [B], got uneven"),
+        ({"context_lens": [[7], [8]]}, ValueError, "context_lens: expected shape [B], got [2, 1];"),
+        ({"context_lens": [-1, 8]}, ValueError, "context_lens: expected lengths >= 0, got -1"),
+        ({"new_tokens_fp8": "no"}, TypeError, "new_tokens_fp8: expected True or False, got str"),
+        ({"arch": None}, TypeError, "arch: expected the name of a device, got NoneType"),
+        ({"tp_rank": "0"}, TypeError, "tp_rank: expected an integer, got str"),
+        ({"tp_rank": -1}, ValueError, "tp_rank: expected 0 to 7, got -1"),
+    ],
+)
+def test_arguments_that_cannot_be(change, error, message):
+    given = {
+        "policy": PrefillPolicy(), "served": SERVED, "context_lens": SHORT, "arch": "gfx942",
+        **change,
+    }  # fmt: skip
+    with pytest.raises(error, match=re.escape(message)):
+        plan_prefill(**given)
+
+
+def test_layers_that_are_none():
+    with pytest.raises(TypeError, match=r"layers: expected layer indices, got str"):
+        deployment(
+            KIMI_K3, model="m", revision="0123456", checkpoint_id="c", tp_size=8, layers="37",
+            fp8_dtype="float8_e4m3fnuz",
+        )  # fmt: skip
+
+
 def test_ranks_that_cannot_be():
     with pytest.raises(ValueError, match=r"tp_rank: expected 0 to 7, got 8"):
         plan_prefill(policy(), SERVED, LONG, arch="gfx942", tp_rank=8)

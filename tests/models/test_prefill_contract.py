@@ -131,6 +131,19 @@ BAD = {
         ValueError,
         "weights.g_proj: expected None with config.output_gate=False, got an array",
     ),
+    "config kind": ({"config": {}}, TypeError, "config: expected an MlaConfig, got dict"),
+    "batch kind": ({"batch": tuple(BATCH)}, TypeError, "batch: expected a PrefillBatch, got tuple"),
+    "backend kind": ({"backend": []}, TypeError, "backend: expected a name or None, got list"),
+    "format kind": (
+        {"fmt": []},
+        TypeError,
+        "fmt: expected jaxfp8.E4M3FNUZ or jaxfp8.E4M3FN, got list",
+    ),
+    "precision kind": (
+        {"precision": []},
+        ValueError,
+        "precision: expected 'fp8' or 'bf16', got []",
+    ),
     "segment": ({"segment": 0}, ValueError, "segment: expected a number of tokens >= 1, got 0"),
     "segment kind": (
         {"segment": 64.0},
@@ -210,6 +223,32 @@ def test_segments_past_the_context_are_not_run(monkeypatch, context, segments):
 
 def walked(state, batch, cache):
     return attend_context(state, TINY, WEIGHTS, cache, batch, segment=64).acc
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"segment": -1}, ValueError, "segment: expected a number of tokens >= 1, got -1"),
+        ({"segment": False}, ValueError, "segment: expected a number of tokens >= 1, got False"),
+        ({"segment": 2.5}, ValueError, "segment: expected a number of tokens >= 1, got 2.5"),
+        ({"config": {}}, TypeError, "config: expected an MlaConfig, got dict"),
+        ({"batch": None}, TypeError, "batch: expected a PrefillBatch, got NoneType"),
+        ({"cache": HIDDEN}, ValueError, "cache: expected shape"),
+    ],
+)
+def test_a_context_is_not_skipped_for_a_mistake(change, error, message):
+    q = jax.ShapeDtypeStruct((16, 4, 192), jnp.bfloat16)
+    given = {
+        "config": TINY, "weights": WEIGHTS, "cache": empty_cache(TINY, 140), "batch": BATCH,
+        "segment": 64, **change,
+    }  # fmt: skip
+
+    def walk(q):
+        state = jaxfp8.start_prefill(q, BATCH.cu_seqlens_q, precision="bf16")
+        return attend_context(state, **given)
+
+    with pytest.raises(error, match=message):
+        jax.eval_shape(walk, q)
 
 
 def test_an_empty_cache_has_no_segments():
