@@ -20,8 +20,11 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jaxfp8 import checks
 from jaxfp8.head_slice import HeadSlice
+from jaxfp8.models.arguments import check_hidden
 from jaxfp8.models.config import MlaConfig
 from jaxfp8.models.weights import MlaWeights
 from jaxfp8.ops.quantize.assembled_key import AssembledKey
@@ -41,8 +44,10 @@ def queries(
       positions: int32 [T], of each token in its sequence; needed with config.rope_theta alone.
 
     Raises:
-      ValueError: positions are needed and missing.
+      TypeError: hidden is no bfloat16 array, or positions are no int32 one.
+      ValueError: shapes disagree, or positions are needed and missing.
     """
+    check_hidden(config, hidden)
     latent = _project("tc,rc->tr", hidden, weights.q_a_proj, jnp.float32)
     latent = rms_norm(latent, weights.q_a_layernorm, config.rms_norm_eps).astype(jnp.bfloat16)
     q = _project("tr,hdr->thd", latent, weights.q_b_proj)
@@ -59,6 +64,7 @@ def latents(
 
     Arguments and errors are those of `queries`.
     """
+    check_hidden(config, hidden)
     both = _project("tc,rc->tr", hidden, weights.kv_a_proj, jnp.float32)
     latent, rope = jnp.split(both, [config.kv_lora_rank], axis=1)
     latent = rms_norm(latent, weights.kv_a_layernorm, config.rms_norm_eps)
@@ -79,7 +85,13 @@ def up_project(
       config: the layer's.
       weights: the layer's.
       cached: bfloat16 [T, latent_dim], from `latents`.
+
+    Raises:
+      TypeError, ValueError: cached is no array, or of another shape.
     """
+    shape = f"[T, {config.latent_dim}]"
+    checks.array("cached", cached, shape)
+    checks.matches("cached", cached, shape, (None, config.latent_dim), "config")
     latent, rope = jnp.split(cached, [config.kv_lora_rank], axis=1)
     kv_nope = _project("tr,hdr->thd", latent, weights.kv_b_proj)
     return (
@@ -128,7 +140,14 @@ def gated_output(
       weights: the layer's.
       hidden: bfloat16 [T, hidden_size], the layer's input.
       attention: float [T, H, v_head_dim], the attention output (`PrefillState.acc`).
+
+    Raises:
+      TypeError, ValueError: hidden or attention is no array, or shapes disagree.
     """
+    check_hidden(config, hidden)
+    expected = (hidden.shape[0], weights.num_heads, config.v_head_dim)
+    checks.array("attention", attention, "[T, H, v_head_dim]")
+    checks.matches("attention", attention, str(list(expected)), expected, "hidden and weights")
     attention = attention.astype(jnp.float32)
     if weights.g_proj is not None:
         gate = _project("tc,hdc->thd", hidden, weights.g_proj, jnp.float32)
@@ -157,6 +176,9 @@ def _rotated(x: jax.Array, positions: jax.Array | None, theta: float) -> jax.Arr
     """
     if positions is None:
         raise ValueError("positions: needed with a rotary embedding (config.rope_theta), got None")
+    checks.array("positions", positions, "[T]")
+    checks.matches("positions", positions, str([x.shape[0]]), (x.shape[0],), "hidden")
+    checks.dtype_in("positions", positions, [np.int32])
     pairs = x.shape[2] // 2
     frequency = theta ** (-jnp.arange(pairs, dtype=jnp.float32) / pairs)
     angle = (positions.astype(jnp.float32)[:, None] * frequency)[:, None]

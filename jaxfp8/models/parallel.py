@@ -57,7 +57,7 @@ from jaxfp8.models.arguments import (
 from jaxfp8.models.batch import PrefillBatch, check_batch, new_tokens, sound_batch
 from jaxfp8.models.config import MlaConfig
 from jaxfp8.models.prefill import PrefilledLayer, attend_context
-from jaxfp8.models.sharding import MlaSharding
+from jaxfp8.models.sharding import MlaSharding, check_placed
 from jaxfp8.models.weights import MlaWeights, check_weights
 from jaxfp8.ops.attention.base import Precision
 from jaxfp8.scales.arguments import require
@@ -153,8 +153,9 @@ def prefill_layer_sharded(
 
     Raises:
       TypeError: an argument is of the wrong kind or dtype.
-      ValueError: the tensor-parallel ranks do not divide the heads, shapes disagree, or a part of
-        the cache is too short; the cache given is as it was.
+      ValueError: the tensor-parallel ranks do not divide the heads, shapes disagree, a part of the
+        cache is too short, or, on a mesh whose axes are Explicit, weights, scales or cache do not
+        lie where they have to; the cache given is as it was.
       NotImplementedError: no backend serves the request.
     """
     require("sharding", sharding, MlaSharding, "an MlaSharding")
@@ -177,9 +178,10 @@ def prefill_layer_sharded(
     segment = check_segment(segment)
     check_precisions(precision, new_tokens_precision)
     check_format_and_backend(fmt, backend)
-    scales = check_scales(scales, precision, heads)
+    checked_scales = check_scales(scales, precision, heads)
+    check_placed(sharding, config, weights, cache, scales)
     return _prefill_layer_sharded(
-        sharding, config, weights, hidden, cache, batch, scales,
+        sharding, config, weights, hidden, cache, batch, checked_scales,
         segment=segment, precision=precision, new_tokens_precision=new_tokens_precision,
         fmt=fmt, backend=backend,
     )  # fmt: skip

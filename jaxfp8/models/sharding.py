@@ -26,8 +26,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxfp8 import checks
 from jaxfp8.models.arguments import check_config, check_layers, check_number
 from jaxfp8.models.checkpoint import load_layers
 from jaxfp8.models.config import MlaConfig
@@ -113,6 +114,58 @@ class MlaSharding:
             for rank, held in enumerate(np.moveaxis(self.mesh.devices, axis, 0))
         }
         return {rank: held for rank, held in devices.items() if held}
+
+
+def check_placed(
+    sharding: MlaSharding,
+    config: MlaConfig,
+    weights: MlaWeights,
+    cache: Any,
+    scales: LayerScales | None,
+) -> None:
+    """ValueError unless all arrays that a mesh has parts of lie on it, where they have to.
+
+    That is on a mesh with axes of type Explicit, as `jax.make_mesh` makes them; on one with axes of
+    type Auto, JAX moves arrays to where they are needed. Traced arrays are left to JAX.
+    """
+    if AxisType.Explicit not in sharding.mesh.axis_types:
+        return
+    spec = sharding.weights_spec(config)
+    given = [(f"weights.{n}", getattr(weights, n), getattr(spec, n)) for n in sorted(HEAD_AXIS)]
+    given.append(("cache", cache, sharding.cache_spec))
+    if scales is not None:
+        names = [f"scales.{name}" for name in "qkv"]
+        given += zip(names, scales, sharding.scales_spec, strict=True)
+    away = [
+        (name, its_spec)
+        for name, x, its_spec in given
+        if x is not None and not (checks.is_traced(x) or _lies_on(sharding.mesh, its_spec, x))
+    ]
+    if away:
+        name, its_spec = away[0]
+        places = _PLACES[name.partition(".")[0]]
+        raise ValueError(
+            f"{name}: expected an array that lies on the mesh in parts, {its_spec}, got another; "
+            f"make it with {places}, or place it with jax.device_put(x, sharding.named(spec)). "
+            f"Not so placed: {', '.join(name for name, _ in away)}"
+        )
+
+
+_PLACES = {
+    "weights": "load_sharded_layers",
+    "cache": "empty_sharded_cache",
+    "scales": "shard_scales",
+}
+"""Which function makes what."""
+
+
+def _lies_on(mesh: Mesh, spec: PartitionSpec, x: Any) -> bool:
+    """Whether x is a JAX array with that sharding."""
+    held = x.sharding if isinstance(x, jax.Array) else None
+    if not isinstance(held, NamedSharding) or held.mesh != mesh:
+        return False
+    padded = [(*s, *[None] * (x.ndim - len(s))) for s in (held.spec, spec)]
+    return padded[0] == padded[1]
 
 
 def load_sharded_layers(

@@ -86,6 +86,32 @@ def test_rotation_needs_positions(function):
         function(ROTARY, WEIGHTS, HIDDEN)
 
 
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: mla.queries(ROTARY, WEIGHTS, HIDDEN, POSITIONS[:1]), ValueError, "positions: .*1"),
+        (lambda: mla.latents(ROTARY, WEIGHTS, HIDDEN, POSITIONS[:1]), ValueError, "positions: .*1"),
+        (lambda: mla.latents(ROTARY, WEIGHTS, HIDDEN, [0]), TypeError, "positions: .* got list"),
+        (
+            lambda: mla.queries(ROTARY, WEIGHTS, HIDDEN, POSITIONS.astype(jnp.float32)),
+            TypeError,
+            "positions: expected dtype int32, got float32",
+        ),
+        (lambda: mla.queries(TINY, WEIGHTS, HIDDEN[:, :1]), ValueError, r"hidden: .*\[23, 1\]"),
+        (lambda: mla.latents(TINY, WEIGHTS, HIDDEN[:, :1]), ValueError, r"hidden: .*\[23, 1\]"),
+        (lambda: mla.up_project(TINY, WEIGHTS, HIDDEN), ValueError, r"cached: .*\[23, 96\]"),
+        (
+            lambda: mla.gated_output(TINY, WEIGHTS, HIDDEN, np.ones((1, 4, 128))),
+            ValueError,
+            r"attention: expected shape \[23, 4, 128\] to match hidden and weights, got \[1, 4,",
+        ),
+    ],
+)
+def test_what_would_be_broadcast_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        jax.eval_shape(call)
+
+
 @pytest.mark.parametrize("gate", [True, False])
 def test_gated_output(gate):
     config = dataclasses.replace(TINY, output_gate=gate)

@@ -8,6 +8,7 @@ import dataclasses
 import re
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from tests.models.sharded_case import (
     artifact_of,
     fp8_case,
     mesh_of,
+    placed,
 )  # fmt: skip
 
 CASE = fp8_case()
@@ -172,6 +174,32 @@ def test_wrong_kinds():
 def test_arguments_of_what_places_arrays(call, error, message):
     with pytest.raises(error, match=message):
         call(sharding_of(2, 2))
+
+
+def test_a_mesh_with_explicit_axes_wants_arrays_in_their_place():
+    """As jax.make_mesh makes them."""
+    sharding = MlaSharding(jax.make_mesh((2, 2), ("tp", "cp"), devices=jax.devices()[:4]))
+    weights, cache = placed(CASE, sharding)
+    scales = LayerScales(*np.ones((3, 4), np.float32))
+    fp8 = {"precision": "fp8", "scales": scales}
+    all_weights = "weights.g_proj, weights.kv_b_proj, weights.o_proj, weights.q_b_proj"
+    for change, first, maker, names in (
+        ({"weights": CASE.weights}, "weights.g_proj", "load_sharded_layers", all_weights),
+        ({"weights": jax.device_put(CASE.weights)}, "weights.g_proj", "load_sh", all_weights),
+        ({"cache": CASE.cache}, "cache", "empty_sharded_cache", "cache"),
+        (fp8, "scales.q", "shard_scales", "scales.q, scales.k, scales.v"),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"^{first}: expected an array that lies on"
+        ) as caught:
+            run(sharding, **{"weights": weights, "cache": cache, **change})
+        assert f"make it with {maker}" in str(caught.value)
+        assert str(caught.value).endswith(f"Not so placed: {names}")
+    # As far as to the compiled part.
+    artifact = artifact_of(CASE, tp_size=2)
+    fp8["scales"] = shard_scales(artifact, [LAYER], sharding)[LAYER]
+    with pytest.raises(NameError, match=r"_prefill_layer_sharded"):
+        run(sharding, weights=weights, cache=cache, **fp8)
 
 
 def test_an_artifact_of_another_number_of_ranks():
