@@ -54,15 +54,14 @@ from jaxfp8.models.arguments import (
     check_scales,
     check_segment,
 )
-from jaxfp8.models.batch import PrefillBatch, check_batch, new_tokens, sound_batch
+from jaxfp8.models.batch import NewTokens, PrefillBatch, check_batch, new_tokens, sound_batch
 from jaxfp8.models.config import MlaConfig
-from jaxfp8.models.prefill import PrefilledLayer, attend_context
+from jaxfp8.models.prefill import PrefilledLayer, write_and_attend
 from jaxfp8.models.sharding import MlaSharding, check_placed
 from jaxfp8.models.weights import MlaWeights, check_weights
 from jaxfp8.ops.attention.base import Precision
 from jaxfp8.scales.arguments import require
 from jaxfp8.scales.layer_scales import LayerScales
-from jaxfp8.segments import PrefillState, attend_new_tokens, start_prefill
 
 
 class ShardedBatch(NamedTuple):
@@ -235,34 +234,12 @@ def _prefill_layer_sharded(
     ) -> tuple[jax.Array, jax.Array]:
         num_tokens, capacity = hidden.shape[0], cache.shape[0]
         part = jax.lax.axis_index(sharding.cp)
-        takes_new_tokens = part == batch.new_tokens_part
-        position, row, held = _part_of(batch, part, num_tokens, capacity)
-        latents = mla.latents(config, weights, hidden, position)
-        cache = cache.at[row].set(latents, mode="drop", unique_indices=True)
-        state = start_prefill(
-            mla.queries(config, weights, hidden, position),
-            held.cu_seqlens_q,
-            softmax_scale=config.softmax_scale,
-            precision=precision,
-            q_descale=None if scales is None else scales.q,
-            v_head_dim=config.v_head_dim,
-            fmt=fmt,
-            backend=backend,
-        )
-
-        k_descale, v_descale = (None, None)
-        if scales is not None and new_tokens_precision == "fp8":
-            k_descale, v_descale = scales.k, scales.v
-
-        def attend_to_each_other(state: PrefillState) -> PrefillState:
-            k, v = mla.up_project(config, weights, latents)
-            return attend_new_tokens(
-                state, k, v, precision=new_tokens_precision,
-                k_descale=k_descale, v_descale=v_descale,
-            )  # fmt: skip
-
-        state = jax.lax.cond(takes_new_tokens, attend_to_each_other, lambda state: state, state)
-        state = attend_context(state, config, weights, cache, held, segment=segment, scales=scales)
+        held, new = _part_of(batch, part, num_tokens, capacity)
+        state, cache = write_and_attend(
+            config, weights, hidden, cache, held, new, scales,
+            takes_new_tokens=part == batch.new_tokens_part, segment=segment, precision=precision,
+            new_tokens_precision=new_tokens_precision, fmt=fmt, backend=backend,
+        )  # fmt: skip
         attention = state.acc
         if sharding.cp_size > 1:
             attention, _ = merge_over_axis(state.acc, state.lse, sharding.cp)
@@ -288,9 +265,9 @@ def _prefill_layer_sharded(
 
 def _part_of(
     batch: ShardedBatch, part: jax.Array, num_tokens: int, capacity: int
-) -> tuple[jax.Array, jax.Array, PrefillBatch]:
-    """Position of each new token in its sequence, its row in the part (past the end where the part
-    does not take it), and the part as a batch.
+) -> tuple[PrefillBatch, NewTokens]:
+    """The part as a batch, and the new tokens, whose rows are past the end of the part where it
+    does not take them.
     """
     held = sound_batch(
         PrefillBatch(batch.cu_seqlens_q, batch.context_lens[part], batch.cu_seqlens_cache[part]),
@@ -301,7 +278,8 @@ def _part_of(
     position = new_tokens(whole, num_tokens, capacity).position
     row = new_tokens(held, num_tokens, capacity).row
     past_the_end = capacity + jnp.arange(num_tokens, dtype=jnp.int32)
-    return position, jnp.where(part == batch.new_tokens_part, row, past_the_end), held
+    row = jnp.where(part == batch.new_tokens_part, row, past_the_end)
+    return held, NewTokens(position, row)
 
 
 def _check_batch(batch: ShardedBatch, parts: int, num_tokens: int, capacity: int) -> ShardedBatch:

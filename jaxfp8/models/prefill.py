@@ -52,6 +52,7 @@ from jaxfp8.models.arguments import (
     check_segment,
 )
 from jaxfp8.models.batch import (
+    NewTokens,
     PrefillBatch,
     check_batch,
     cu_seqlens_context,
@@ -230,7 +231,34 @@ def _prefill_layer(
 ) -> PrefilledLayer:  # fmt: skip
     num_tokens, capacity = hidden.shape[0], cache.shape[0]
     batch = sound_batch(batch, num_tokens, capacity)
-    new = new_tokens(batch, num_tokens, capacity)
+    state, cache = write_and_attend(
+        config, weights, hidden, cache, batch, new_tokens(batch, num_tokens, capacity), scales,
+        segment=segment, precision=precision, new_tokens_precision=new_tokens_precision,
+        fmt=fmt, backend=backend,
+    )  # fmt: skip
+    out = mla.gated_output(config, weights, hidden, state.acc)
+    counted = jnp.arange(num_tokens) < batch.cu_seqlens_q[-1]
+    return PrefilledLayer(jnp.where(counted[:, None], out, 0.0), cache)
+
+
+def write_and_attend(
+    config: MlaConfig, weights: MlaWeights, hidden: jax.Array, cache: jax.Array,
+    batch: PrefillBatch, new: NewTokens, scales: LayerScales | None,
+    *, takes_new_tokens: jax.Array | None = None, segment: int, precision: Precision,
+    new_tokens_precision: Precision, fmt: Fp8Format | None, backend: str | None,
+) -> tuple[PrefillState, jax.Array]:  # fmt: skip
+    """A pass up to its output: what one device and each device of a mesh do alike.
+
+    Args:
+      config, weights, hidden, cache, scales: checked; as in `prefill_layer`.
+      batch: sound.
+      new: where the new tokens stand in their sequences, and where their latents go.
+      takes_new_tokens: bool [], whether the new tokens attend to each other here; None is yes.
+      segment, precision, new_tokens_precision, fmt, backend: as in `prefill_layer`.
+
+    Returns:
+      The state after new tokens and context, and the cache with the new tokens' latents.
+    """
     latents = mla.latents(config, weights, hidden, new.position)
     # Before the context is read, so that the cache can be written in place.
     cache = cache.at[new.row].set(latents, mode="drop", unique_indices=True)
@@ -244,14 +272,19 @@ def _prefill_layer(
         fmt=fmt,
         backend=backend,
     )
-    k, v = mla.up_project(config, weights, latents)
     k_descale, v_descale = (None, None)
     if scales is not None and new_tokens_precision == "fp8":
         k_descale, v_descale = scales.k, scales.v
-    state = attend_new_tokens(
-        state, k, v, precision=new_tokens_precision, k_descale=k_descale, v_descale=v_descale
-    )
+
+    def attend_to_each_other(state: PrefillState) -> PrefillState:
+        k, v = mla.up_project(config, weights, latents)
+        return attend_new_tokens(
+            state, k, v, precision=new_tokens_precision, k_descale=k_descale, v_descale=v_descale
+        )
+
+    if takes_new_tokens is None:
+        state = attend_to_each_other(state)
+    else:
+        state = jax.lax.cond(takes_new_tokens, attend_to_each_other, lambda state: state, state)
     state = attend_context(state, config, weights, cache, batch, segment=segment, scales=scales)
-    out = mla.gated_output(config, weights, hidden, state.acc)
-    counted = jnp.arange(num_tokens) < batch.cu_seqlens_q[-1]
-    return PrefilledLayer(jnp.where(counted[:, None], out, 0.0), cache)
+    return state, cache
