@@ -49,6 +49,22 @@ class NewTokens(NamedTuple):
     row: jax.Array
 
 
+def batch_arrays(batch: PrefillBatch) -> PrefillBatch:
+    """The batch as JAX arrays, its values not looked at.
+
+    Raises:
+      TypeError: not a PrefillBatch of int32 arrays.
+      ValueError: an array has more or fewer than one dimension.
+    """
+    require("batch", batch, PrefillBatch, "a PrefillBatch")
+    for (name, x), shape in zip(
+        batch._asdict().items(), ("[B + 1]", "[B]", "[B + 1]"), strict=True
+    ):
+        checks.array(name, x, shape)
+        checks.dtype_in(name, x, [np.int32])
+    return PrefillBatch(*map(jnp.asarray, batch))
+
+
 def check_batch(batch: PrefillBatch, num_tokens: int, capacity: int) -> PrefillBatch:
     """The batch as JAX arrays, checked by value where there are values.
 

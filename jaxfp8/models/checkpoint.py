@@ -90,6 +90,9 @@ def load_layers(
     check_config(config)
     heads = config.local_heads(tp_size)
     first = check_tp_rank(tp_rank, tp_size) * heads
+    if device is not None:
+        kinds = (jax.Device, jax.sharding.Sharding)
+        require("device", device, kinds, "a jax.Device, a Sharding or None")
     attention = _attention_names(prefix, check_layers(layers))
     with contextlib.ExitStack() as stack:
         tensors = _Tensors(Path(path), tuple(attention.values()), stack)
@@ -188,9 +191,10 @@ class _Tensors:
 
 def _is_file_name(value: object) -> bool:
     """Whether it names a file in the folder itself."""
-    if not isinstance(value, str) or value in ("", ".", "..") or "\0" in value:
+    if not isinstance(value, str) or value in ("", ".", ".."):
         return False
-    return value == os.path.basename(value)
+    # What cannot be printed (NUL, half of a surrogate pair) cannot be opened either.
+    return value.isprintable() and value == os.path.basename(value)
 
 
 def _check_layer(tensors: _Tensors, config: MlaConfig, attention: str) -> None:

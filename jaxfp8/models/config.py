@@ -72,7 +72,8 @@ class MlaConfig:
             value = getattr(self, name)
             if name == "rope_theta" and value is None:
                 continue
-            if type(value) not in (int, float) or not (math.isfinite(value) and value > 0):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not (math.isfinite(value) and value > 0):
                 problems.append(f"{name}: expected a finite number > 0, got {value!r}")
         if not isinstance(self.output_gate, bool):
             problems.append(f"output_gate: expected True or False, got {self.output_gate!r}")
@@ -100,8 +101,8 @@ class MlaConfig:
         Raises:
           ValueError: tp_size is not a number of ranks that divides the heads.
         """
-        kinds = isinstance(tp_size, int | np.integer) and not isinstance(tp_size, bool)
-        if not kinds or tp_size < 1:
+        number = isinstance(tp_size, int | np.integer) and not isinstance(tp_size, bool)
+        if not number or tp_size < 1:
             raise ValueError(f"tp_size: expected an integer >= 1, got {tp_size!r}")
         if self.num_heads % tp_size:
             raise ValueError(

@@ -54,6 +54,7 @@ from jaxfp8.models.arguments import (
 from jaxfp8.models.batch import (
     NewTokens,
     PrefillBatch,
+    batch_arrays,
     check_batch,
     cu_seqlens_context,
     new_tokens,
@@ -198,7 +199,9 @@ def attend_context(
     check_config(config)
     check_weights(config, weights)
     check_cache(config, cache)
-    require("batch", batch, PrefillBatch, "a PrefillBatch")
+    batch = batch_arrays(batch)
+    require("state", state, PrefillState, "a PrefillState, from jaxfp8.start_prefill")
+    scales = check_scales(scales, state.query.spec.precision, weights.num_heads)
     segment = min(check_segment(segment), cache.shape[0])
     if segment == 0:  # Of an empty cache.
         return state

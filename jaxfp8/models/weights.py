@@ -61,9 +61,11 @@ def weight_shapes(config: MlaConfig, num_heads: int) -> dict[str, tuple[int, ...
 
 
 def check_weights(config: MlaConfig, weights: Any) -> None:
-    """An MlaWeights of as many heads as it has, each array of the shape that config says."""
+    """An MlaWeights of some heads, each array of the shape that config and their number say."""
     require("weights", weights, MlaWeights, "an MlaWeights")
     checks.array("weights.q_b_proj", weights.q_b_proj, "[H, qk_head_dim, q_lora_rank]")
+    if weights.num_heads < 1:
+        raise ValueError("weights.q_b_proj: expected at least one head, got none")
     expected, other = ("an array", "None") if config.output_gate else ("None", "an array")
     if (weights.g_proj is not None) != config.output_gate:
         raise ValueError(
@@ -113,6 +115,17 @@ def rank_weights(weights: MlaWeights, tp_rank: int, tp_size: int) -> MlaWeights:
       ValueError: tp_size does not divide the heads, or there is no such rank.
     """
     require("weights", weights, MlaWeights, "an MlaWeights")
+    checks.array("weights.q_b_proj", weights.q_b_proj, "[H, qk_head_dim, q_lora_rank]")
+    for name, axis in HEAD_AXIS.items():
+        x = getattr(weights, name)
+        if x is None and name == "g_proj":
+            continue
+        checks.array(f"weights.{name}", x, "[hidden_size, H, D]" if axis else "[H, D, in]")
+        if x.shape[axis] != weights.num_heads:
+            raise ValueError(
+                f"weights.{name}: expected {weights.num_heads} heads, as q_b_proj has, got "
+                f"{x.shape[axis]}"
+            )
     tp_size = integer("tp_size", tp_size)
     if tp_size < 1 or weights.num_heads % tp_size:
         raise ValueError(

@@ -209,7 +209,9 @@ def test_a_file_that_is_cut_short_is_one_problem(tmp_path):
         assert "model.safetensors: cannot be read: " in str(caught.value)
 
 
-@pytest.mark.parametrize("value", [["a"], None, 7, "", ".", "..", "a/b", "a\0b", "/etc/a"])
+@pytest.mark.parametrize(
+    "value", [["a"], None, 7, "", ".", "..", "a/b", "a\0b", "\ud800", "/etc/a"]
+)
 def test_an_index_with_values_that_are_no_files(tmp_path, value):
     names = [*named_tensors(3, checkpoint_tensors(WEIGHTS[3]))]
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(names, value)}))
@@ -250,6 +252,11 @@ def test_a_prefix_and_layers_that_are_read_once(tmp_path):
         ({"tp_rank": 0.5}, TypeError, "tp_rank: expected an integer, got float"),
         ({"tp_rank": True}, TypeError, "tp_rank: expected an integer, got bool"),
         ({"path": None}, TypeError, "path: expected a path, got NoneType"),
+        (
+            {"device": "cpu"},
+            TypeError,
+            "device: expected a jax.Device, a Sharding or None, got str",
+        ),
         ({"config": {}}, TypeError, "config: expected an MlaConfig, got dict"),
         ({"prefix": None}, TypeError, "prefix: expected the name before a layer's index, got"),
         ({"prefix": ""}, ValueError, "prefix: expected a name such as 'model.layers'"),

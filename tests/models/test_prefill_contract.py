@@ -116,6 +116,11 @@ BAD = {
         ValueError,
         "weights.o_proj: expected shape [96, 4, 128] to match config, got [96, 2, 128]",
     ),
+    "weights without heads": (
+        {"weights": WEIGHTS._replace(q_b_proj=WEIGHTS.q_b_proj[:0])},
+        ValueError,
+        "weights.q_b_proj: expected at least one head, got none",
+    ),
     "weights dtype": (
         {"weights": WEIGHTS._replace(kv_b_proj=WEIGHTS.kv_b_proj.astype(jnp.float32))},
         TypeError,
@@ -233,6 +238,9 @@ def walked(state, batch, cache):
         ({"segment": 2.5}, ValueError, "segment: expected a number of tokens >= 1, got 2.5"),
         ({"config": {}}, TypeError, "config: expected an MlaConfig, got dict"),
         ({"batch": None}, TypeError, "batch: expected a PrefillBatch, got NoneType"),
+        ({"batch": PrefillBatch([0], [], [0])}, TypeError, "cu_seqlens_q: expected a JAX or NumPy"),
+        ({"scales": {}}, TypeError, "scales: expected a LayerScales or None, got dict"),
+        ({"scales": SCALES}, ValueError, "scales: expected None with precision='bf16'"),
         ({"cache": HIDDEN}, ValueError, "cache: expected shape"),
     ],
 )
@@ -249,6 +257,18 @@ def test_a_context_is_not_skipped_for_a_mistake(change, error, message):
 
     with pytest.raises(error, match=message):
         jax.eval_shape(walk, q)
+
+
+def test_a_context_of_numpy_arrays():
+    """Inside a caller's jit too, where the loop indexes them by traced numbers."""
+    cache = np.zeros((140, TINY.latent_dim), HIDDEN.dtype)
+
+    def walk(q):
+        state = jaxfp8.start_prefill(q, BATCH.cu_seqlens_q, precision="bf16")
+        batch = PrefillBatch(*map(np.asarray, BATCH))
+        return attend_context(state, TINY, WEIGHTS, cache, batch, segment=64).acc
+
+    assert jax.eval_shape(walk, jax.ShapeDtypeStruct((16, 4, 192), jnp.bfloat16)).ndim == 3
 
 
 def test_an_empty_cache_has_no_segments():
