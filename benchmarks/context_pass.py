@@ -32,14 +32,15 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 from common import backends, inputs, layers, reference, ways
-from common.inputs import Batch
-from common.program import REFCHECK, Recorder, choose, progress, run, start_device
+from common.inputs import Batch, segment_lengths
+from common.program import REFCHECK, Recorder, choose, progress, run, start_device, token_counts
 from common.result import Check
 from common.timing import Subject, Timing, take_turns
-from common.ways import Way, chosen_backend, segment_lengths, static_scales, token_counts
+from common.ways import Way, chosen_backend, static_scales
 
 import jaxfp8
 from jaxfp8 import packing
+from jaxfp8.cli import CommandError
 from jaxfp8.models import KIMI_K3, SMALL, MlaConfig, mla
 from jaxfp8.models.prefill import prefill_layer
 from jaxfp8.ops.attention.base import Precision
@@ -68,15 +69,19 @@ def main(recorder: Recorder) -> None:
     levels = choose("levels", _SELECTED.value, _LEVELS)
     contexts = token_counts("contexts", _CONTEXTS.value)
     selected = ways.select(_WAYS.value)
+    if _MAX_TIME_OF_BF16.value is not None and not any(way.static for way in selected):
+        raise CommandError("--max_time_of_bf16: expected fp8-static among --ways: it bounds that")
     start_device()
-    names = _BACKENDS.value and backends.select(_BACKENDS.value, "fp8", _HEADS.value)
+    names: list[str | None] = [None]
+    if _BACKENDS.value is not None:
+        names = list(backends.select(_BACKENDS.value, "fp8", _HEADS.value))
     for level in levels:
         one = AttentionPass() if level == "attention" else LayerPass(contexts[-1])
         for context in contexts:
-            for backend in names or [None]:
+            for backend in names:
                 _run_pass(recorder, level, one, context, selected, backend)
         if _PARTS.value and isinstance(one, LayerPass):
-            for backend in names or [None]:
+            for backend in names:
                 _run_parts(recorder, one, contexts, selected, backend)
 
 

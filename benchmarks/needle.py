@@ -25,11 +25,13 @@ from typing import Any
 
 from absl import flags
 from common import backends, reference, ways
-from common.program import REFCHECK, Recorder, choose, progress, run, start_device
+from common.inputs import segment_lengths
+from common.program import REFCHECK, Recorder, choose, progress, run, start_device, token_counts
 from common.result import Check
-from common.ways import Way, chosen_backend, segment_lengths, token_counts
-from needles.haystack import Haystack
+from common.ways import Way, chosen_backend
+from needles.haystack import MOST_NEEDLES, Haystack
 from needles.latents import LatentHaystack
+from needles.places import places
 from needles.stack import error_growth
 
 from jaxfp8.cli import CommandError
@@ -61,12 +63,14 @@ def main(recorder: Recorder) -> None:
     """Runs the levels."""
     levels = choose("levels", _SELECTED.value, _LEVELS)
     contexts = token_counts("contexts", _CONTEXTS.value)
-    depths = _depths()
+    depths = _depths(contexts)
     selected = ways.select(_WAYS.value)
+    if levels == ["stack"] and not any(way.precision == "fp8" for way in selected):
+        raise CommandError("--ways: expected one in FP8, whose errors `stack` measures")
     start_device()
     if _BACKEND.value is not None:
         for precision in backends.PRECISIONS:
-            backends.select([_BACKEND.value], precision, _HEADS.value)
+            backends.select([_BACKEND.value], precision, _HEADS.value, option="backend")
     runs: dict[str, Callable[[Recorder, int, list[int], list[Way]], None]] = {
         "attention": _run_attention,
         "layer": _run_layer,
@@ -79,13 +83,25 @@ def main(recorder: Recorder) -> None:
             runs[level](recorder, context, depths, selected)
 
 
-def _depths() -> list[int]:
+def _depths(contexts: list[int]) -> list[int]:
     for text in _DEPTHS.value:
         if not text.isdecimal() or int(text) > 100:
             raise CommandError(f"--depths: {text}: expected a number from 0 to 100")
-    if _NEW_TOKENS.value < len(_DEPTHS.value):
-        raise CommandError("--new_tokens: expected at least one for each of --depths")
-    return [int(text) for text in _DEPTHS.value]
+    depths = [int(text) for text in _DEPTHS.value]
+    if not 1 <= len(depths) <= MOST_NEEDLES:
+        raise CommandError(f"--depths: expected 1 to {MOST_NEEDLES} of them, got {len(depths)}")
+    if _NEW_TOKENS.value < len(depths):
+        raise CommandError(
+            "--new_tokens: expected at least one for each of --depths, "
+            f"got {_NEW_TOKENS.value} for {len(depths)}"
+        )
+    for context in contexts:
+        if len(set(places(context, depths))) < len(depths):
+            raise CommandError(
+                f"--depths: {','.join(_DEPTHS.value)}: expected a place of its own for each in "
+                f"--contexts={context}"
+            )
+    return depths
 
 
 def _run_attention(

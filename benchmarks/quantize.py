@@ -31,10 +31,9 @@ import numpy as np
 from absl import flags
 from common import backends, bursts, ceilings, inputs, peers, reference, torch_on_gpu
 from common.inputs import Batch, pick
-from common.program import REFCHECK, Recorder, choose, one_line, run, start_device
+from common.program import REFCHECK, Recorder, choose, one_line, run, start_device, token_counts
 from common.result import Ceiling, Check
 from common.timing import Subject
-from common.ways import token_counts
 
 import jaxfp8
 from jaxfp8 import packing
@@ -88,7 +87,7 @@ def _select_peers() -> list[str]:
     reason = peers.torch_missing()
     if _NAMES.value is None:
         return [name for name in _PEERS if reason is None or not name.startswith("torch")]
-    names = choose("peers", _NAMES.value, _PEERS)
+    names = choose("peers", _NAMES.value, _PEERS, or_none=True)
     for name in names:
         if reason is not None and name.startswith("torch"):
             raise CommandError(f"--peers: {name} cannot run here: {reason}")

@@ -18,9 +18,11 @@ from jaxfp8.targets import detect_target
 PRECISIONS = ("fp8", "bf16")
 
 
-def select(names: Sequence[str] | None, precision: Precision, heads: int) -> list[str]:
-    """The backends of those names; where names is None all that serve the request here, but for
-    "interpret", which is for tests.
+def select(
+    names: Sequence[str] | None, precision: Precision, heads: int, option: str = "backends"
+) -> list[str]:
+    """The backends of those names, which `option` gave; where names is None all that serve the
+    request here, but for "interpret", which is for tests.
 
     Raises:
       CommandError: a name is unknown, or its backend cannot serve the request.
@@ -34,10 +36,11 @@ def select(names: Sequence[str] | None, precision: Precision, heads: int) -> lis
     reasons = {name: get_backend(name).unsupported(spec, target) for name in BACKENDS}
     if names is None:
         return [name for name, reason in reasons.items() if reason is None and name != "interpret"]
-    for name in choose("backends", names, BACKENDS):
+    chosen = choose(option, names, BACKENDS, or_none=True)
+    for name in chosen:
         if reasons[name] is not None:
-            raise CommandError(f"--backends: {name} cannot serve {precision}: {reasons[name]}")
-    return list(names)
+            raise CommandError(f"--{option}: {name} cannot serve {precision}: {reasons[name]}")
+    return chosen
 
 
 def fp8_format(precision: Precision) -> Fp8Format | None:

@@ -67,31 +67,43 @@ class Batch:
 def batch(mix: str, tokens_q: int, tokens_k: int, causal: bool, sequences: int) -> Batch:
     """So many tokens as sequences of a mix.
 
-    "single": one. "uniform": of one length. "ragged": what a server packs together, new tokens and
-    contexts drawn from a log-normal distribution, from a few rows to a large part of the whole, and
-    one request without context.
+    "single": one. "uniform": of one length, or the first a token longer where it does not divide.
+    "ragged": what a server packs together, new tokens and contexts drawn from a log-normal
+    distribution, from a few rows to a large part of the whole, and one request without context.
     """
     if mix == "single":
         return Batch((tokens_q,), (tokens_k,), causal)
+    if mix == "uniform":
+        return Batch(_even(tokens_q, sequences), _even(tokens_k, sequences), causal)
     rng = np.random.default_rng(0)
-    even = mix == "uniform"
-    lengths_q = _share(tokens_q, sequences, rng, even)
+    lengths_q = _ragged(tokens_q, sequences, rng)
     # A causal request's keys are its context and its new tokens.
     own = lengths_q if causal and tokens_k >= tokens_q else (0,) * sequences
-    context = _share(tokens_k - sum(own), sequences, rng, even, one_empty=not even)
+    context = _ragged(tokens_k - sum(own), sequences, rng, one_empty=True)
     lengths_k = tuple(a + b for a, b in zip(own, context, strict=True))
     return Batch(lengths_q, lengths_k, causal)
 
 
-def _share(
-    total: int, parts: int, rng: np.random.Generator, even: bool, one_empty: bool = False
+def _even(total: int, parts: int) -> tuple[int, ...]:
+    length, longer = divmod(total, parts)
+    return (length + 1,) * longer + (length,) * (parts - longer)
+
+
+def _ragged(
+    total: int, parts: int, rng: np.random.Generator, one_empty: bool = False
 ) -> tuple[int, ...]:
-    weights = np.ones(parts) if even else rng.lognormal(0.0, 1.0, parts)
+    weights = rng.lognormal(0.0, 1.0, parts)
     if one_empty and parts > 1:
         weights[parts // 2] = 0.0
     lengths = np.floor(weights / weights.sum() * total).astype(int)
     lengths[np.argmax(weights)] += total - lengths.sum()
     return tuple(int(x) for x in lengths)
+
+
+def segment_lengths(context: int, segment: int) -> list[int]:
+    """Tokens of each segment of a context."""
+    full, rest = divmod(context, segment)
+    return [segment] * full + ([rest] if rest else [])
 
 
 def cu_seqlens(lengths: Sequence[int]) -> jax.Array:

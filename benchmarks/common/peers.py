@@ -49,7 +49,7 @@ def select(names: Sequence[str] | None) -> list[Peer]:
     """
     if names is None:
         return [peer for peer in _PEERS.values() if peer.missing() is None]
-    peers = [_PEERS[name] for name in choose("peers", names, _PEERS)]
+    peers = [_PEERS[name] for name in choose("peers", names, _PEERS, or_none=True)]
     for peer in peers:
         if reason := peer.missing():
             raise CommandError(f"--peers: {peer.name} cannot run here: {reason}")
@@ -82,16 +82,20 @@ def _torch_attention(kernel: str | None, batch: Batch, sets: list[Tensors]) -> S
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.attention.bias import causal_lower_right
 
-    _one_sequence(batch)
+    length_q, length_k = _one_length(batch)
+    sequences = len(batch.lengths_q)
     operands = [
-        [torch.from_dlpack(x).transpose(0, 1)[None].contiguous() for x in tensors]
+        [
+            torch.from_dlpack(x).unflatten(0, (sequences, -1)).transpose(1, 2).contiguous()
+            for x in tensors
+        ]
         for tensors in sets
     ]
     options: dict[str, Any] = {}
-    if batch.causal and batch.tokens_q == batch.tokens_k:
+    if batch.causal and length_q == length_k:
         options["is_causal"] = True
     elif batch.causal:
-        options["attn_mask"] = causal_lower_right(batch.tokens_q, batch.tokens_k)
+        options["attn_mask"] = causal_lower_right(length_q, length_k)
     chosen = None if kernel is None else getattr(SDPBackend, kernel)
 
     def launch(number: int) -> Any:
@@ -101,21 +105,22 @@ def _torch_attention(kernel: str | None, batch: Batch, sets: list[Tensors]) -> S
             )
 
     def output(out: Any) -> tuple[np.ndarray, None]:
-        return out[0].transpose(0, 1).float().cpu().numpy(), None
+        return out.transpose(1, 2).flatten(0, 1).float().cpu().numpy(), None
 
     return Subject(launch, torch_on_gpu.synchronize, output)
 
 
 def _jax_cudnn(batch: Batch, sets: list[Tensors]) -> Subject:
-    _one_sequence(batch)
-    if batch.causal and batch.tokens_q != batch.tokens_k:
+    length_q, length_k = _one_length(batch)
+    if batch.causal and length_q != length_k:
         raise NotImplementedError("its causal mask is aligned top left")
+    sequences = len(batch.lengths_q)
 
     @jax.jit
-    def attention(q: Any, k: Any, v: Any) -> jax.Array:
-        return jax.nn.dot_product_attention(
-            q[None], k[None], v[None], is_causal=batch.causal, implementation="cudnn"
-        )[0]
+    def attention(*tensors: Any) -> jax.Array:
+        q, k, v = (x.reshape(sequences, -1, *x.shape[1:]) for x in tensors)
+        out = jax.nn.dot_product_attention(q, k, v, is_causal=batch.causal, implementation="cudnn")
+        return out.reshape(-1, *out.shape[2:])
 
     return Subject(lambda i: attention(*pick(sets, i)), output=_on_host)
 
@@ -142,9 +147,13 @@ def _on_host(out: jax.Array) -> tuple[np.ndarray, None]:
     return np.asarray(out), None
 
 
-def _one_sequence(batch: Batch) -> None:
-    if len(batch.lengths_q) > 1:
-        raise NotImplementedError("it serves one sequence a call, or sequences of one length")
+def _one_length(batch: Batch) -> tuple[int, int]:
+    """New tokens and keys of each sequence."""
+    if len(set(batch.lengths_q)) > 1 or len(set(batch.lengths_k)) > 1:
+        raise NotImplementedError("it serves sequences of one length alone")
+    if not batch.lengths_q[0] or not batch.lengths_k[0]:
+        raise NotImplementedError("it serves no empty sequences")
+    return batch.lengths_q[0], batch.lengths_k[0]
 
 
 def _mask(batch: Batch) -> jax.Array:

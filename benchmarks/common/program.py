@@ -8,7 +8,8 @@
         run("attention", main)
 
 Exit status: 0; 1 where a reference check failed, a bound was passed or nothing was measured; 2 for
-a mistake in the command, which is one line on standard error.
+a mistake in the command, which is one line on standard error. What absl refuses itself, a flag that
+there is not or a number out of its range, ends with absl's message and its exit status, 1.
 """
 
 from __future__ import annotations
@@ -67,6 +68,9 @@ class Recorder:
 
     def finish(self) -> int:
         """Draws --plot, says what failed, and returns the exit status."""
+        if not self.results:
+            print(f"{self.benchmark}: nothing was measured", file=sys.stderr)
+            return REFUSED
         if _PLOT.value:
             write_atomically(_PLOT.value, plots.png(plots.figure(self.results)))
         failed = [result for result in self.results if not result.ok]
@@ -78,7 +82,7 @@ class Recorder:
                         f"{_short(check.limit)}, got {_short(check.value)}",
                         file=sys.stderr,
                     )
-        if self.results and all(result.unavailable for result in self.results):
+        if all(result.unavailable for result in self.results):
             print(f"{self.benchmark}: nothing was measured", file=sys.stderr)
             return REFUSED
         return REFUSED if failed else 0
@@ -118,18 +122,36 @@ def start_device() -> None:
         raise CommandError(str(error), REFUSED) from None
 
 
-def choose(option: str, names: Iterable[str], known: Iterable[str]) -> list[str]:
-    """The names, which must be among the known ones.
+def choose(
+    option: str, names: Iterable[str], known: Iterable[str], *, or_none: bool = False
+) -> list[str]:
+    """The names, which must be among the known ones, and at least one unless `or_none`.
 
     Raises:
-      CommandError: one is not.
+      CommandError: one is not, or there is none.
     """
     known = list(known)
     chosen = list(dict.fromkeys(names))
     unknown = [name for name in chosen if name not in known]
     if unknown:
         raise CommandError(f"--{option}: {', '.join(unknown)}: expected {', '.join(known)}")
+    if not chosen and not or_none:
+        raise CommandError(f"--{option}: expected at least one of {', '.join(known)}, got none")
     return chosen
+
+
+def token_counts(option: str, texts: Sequence[str]) -> list[int]:
+    """Numbers of tokens, at least one of them, ascending.
+
+    Raises:
+      CommandError: one is no positive number, or there is none.
+    """
+    for text in texts:
+        if not text.isdecimal() or int(text) < 1:
+            raise CommandError(f"--{option}: {text}: expected a number of tokens")
+    if not texts:
+        raise CommandError(f"--{option}: expected at least one number of tokens, got none")
+    return sorted({int(text) for text in texts})
 
 
 def progress(total: int, what: str) -> Any:

@@ -39,8 +39,8 @@ WAYS = (
 
 NAMES = tuple(way.name for way in WAYS)
 
-MARGIN = 1.1
-"""Headroom of static scales over the arrays that they come from."""
+# Headroom of static scales over the arrays that they come from.
+_HEADROOM = 1.1
 
 
 def select(names: Sequence[str]) -> list[Way]:
@@ -63,7 +63,10 @@ def static_scales(q: Any, k: Any, v: Any) -> jaxfp8.LayerScales:
     if fmt is None:
         raise CommandError(f"no FP8 format is known for {detect_target().arch}")
     return jaxfp8.LayerScales(
-        *(jaxfp8.descale_from_amax(jaxfp8.per_head_amax(x), fmt, margin=MARGIN) for x in (q, k, v))
+        *(
+            jaxfp8.descale_from_amax(jaxfp8.per_head_amax(x), fmt, margin=_HEADROOM)
+            for x in (q, k, v)
+        )
     )
 
 
@@ -73,21 +76,3 @@ def chosen_backend(precision: Precision, name: str | None, heads: int) -> str:
         precision, backends.fp8_format(precision), heads, inputs.QK_HEAD_DIM, inputs.V_HEAD_DIM
     )
     return choose_backend(name, spec, detect_target()).name
-
-
-def segment_lengths(context: int, segment: int) -> list[int]:
-    """Tokens of each segment of a context."""
-    full, rest = divmod(context, segment)
-    return [segment] * full + ([rest] if rest else [])
-
-
-def token_counts(option: str, texts: Sequence[str]) -> list[int]:
-    """Numbers of tokens, ascending.
-
-    Raises:
-      CommandError: one is no positive number.
-    """
-    for text in texts:
-        if not text.isdecimal() or int(text) < 1:
-            raise CommandError(f"--{option}: {text}: expected a number of tokens")
-    return sorted({int(text) for text in texts})

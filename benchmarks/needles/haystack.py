@@ -25,14 +25,17 @@ import jax.numpy as jnp
 import numpy as np
 from common import inputs, reference
 from common.result import Check
-from common.ways import Way, segment_lengths, static_scales
+from common.ways import Way, static_scales
 
 import jaxfp8
+from needles.places import places
 
 SPREAD, MARGIN = 1.5, 4.0
 
+MOST_NEEDLES = 64
+"""Values in the code book."""
+
 _OUTLIERS, _OUTLIER = 4, 6.0
-_CODES = 64
 _SCALE = inputs.QK_HEAD_DIM**-0.5
 
 
@@ -43,7 +46,7 @@ class Haystack:
         self, context: int, new_tokens: int, segment: int, heads: int, depths: Sequence[int]
     ) -> None:
         self.context, self.new_tokens = context, new_tokens
-        self.lengths = segment_lengths(context, segment)
+        self.lengths = inputs.segment_lengths(context, segment)
         self.segment = segment
         self.heads = heads
         rng = np.random.default_rng(0)
@@ -53,9 +56,9 @@ class Haystack:
         self.q = _scaled(0, new_tokens, jnp.asarray(SPREAD / self.k_gain))
         self.new = self._keys_and_values(1, new_tokens)
         self.rows = new_tokens - len(depths) + np.arange(len(depths))
-        self.places = [min(context - 1, context * depth // 100) for depth in depths]
+        self.places = places(context, depths)
         self.needles = self._needles()
-        self.codes = rng.standard_normal((_CODES, heads, inputs.V_HEAD_DIM)) * self.v_gain
+        self.codes = rng.standard_normal((MOST_NEEDLES, heads, inputs.V_HEAD_DIM)) * self.v_gain
         self.scales = static_scales(self.q, *self.part(0))
 
     def part(self, number: int) -> tuple[jax.Array, jax.Array]:

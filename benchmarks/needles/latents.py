@@ -26,6 +26,7 @@ from common.ways import WAYS, Way, static_scales
 
 from jaxfp8.models import MlaConfig
 from jaxfp8.models.prefill import prefill_layer
+from needles.places import places
 
 SPREAD, MARGIN = 2.0, 4.0
 
@@ -50,7 +51,7 @@ class LatentHaystack:
         self.weights = weights._replace(q_b_proj=weights.q_b_proj * SPREAD)
         self.hidden = inputs.normal(0, new_tokens, config.hidden_size)
         self.rows = new_tokens - len(depths) + np.arange(len(depths))
-        self.places = [min(context - 1, context * depth // 100) for depth in depths]
+        self.places = places(context, depths)
         cached = latent_piece(config, 0, 0, min(context, PIECE))
         q, k, v = projected(config, self.weights, self.hidden, cached)
         self.needles = self._needles(q)

@@ -134,6 +134,9 @@ def test_batches(mix, causal):
     assert len(batch.lengths_q) == len(batch.lengths_k) == (1 if mix == "single" else 7)
     if mix == "ragged" and not causal:
         assert 0 in batch.lengths_k and max(batch.lengths_k) > 2 * 1000 / 7
+    if mix == "uniform":
+        for lengths in (batch.lengths_q, batch.lengths_k):
+            assert max(lengths) - min(lengths) <= 1
     pairs = 0
     for q, k in zip(batch.lengths_q, batch.lengths_k, strict=True):
         pairs += sum(min(max(i + 1 + k - q, 0), k) if causal else k for i in range(q))

@@ -11,6 +11,7 @@ import math
 import subprocess
 
 import pytest
+from absl import flags
 
 from tests.benchmarks.programs import imported, run, run_program
 
@@ -66,13 +67,14 @@ def test_attention_beside_torch(tmp_path):
     """Peers that are installed take part without being asked for."""
     result = run(
         "attention", "--tokens_q=16", "--tokens_k=16", "--heads=1", "--precisions=bf16",
-        "--mixes=single,uniform", "--sequences=1", "--noceiling", *QUICK,
+        "--mixes=single,uniform", "--sequences=2", "--noceiling", *QUICK,
         json_file=tmp_path / "a.jsonl",
     )  # fmt: skip
     assert result.status == 0, result.stderr
     rows = by(result.lines, "case", "backend")
     assert rows["16x16", "torch-sdpa"]["refcheck"] == "passed"
     assert rows["16x16", "jax-xla"]["refcheck"] == "passed"
+    assert rows["16x16-uniform", "torch-sdpa"]["refcheck"] == "passed"  # as a batch of two
     assert "torch" in rows["16x16", "torch-sdpa"]["versions"]
     assert ("16x16", "torch-cudnn") not in rows
 
@@ -86,10 +88,17 @@ def test_a_peer_that_does_not_serve_the_shape_says_so(tmp_path, monkeypatch):
         monkeypatch.setitem(attention.peers._PEERS, "jax-xla", peer)
         result = run_program(
             attention, "--tokens_q=16", "--tokens_k=16", "--heads=1", "--peers=jax-xla",
-            "--precisions=", "--noceiling", *QUICK, json_file=tmp_path / "a.jsonl",
+            "--backends=", "--noceiling", *QUICK, json_file=tmp_path / "a.jsonl",
         )  # fmt: skip
     assert result.lines[0]["unavailable"] == "it serves one sequence a call"
     assert result.status == 1 and "nothing was measured" in result.stderr
+
+
+def test_nothing_to_measure_is_exit_status_1():
+    result = run(
+        "attention", "--backends=", "--peers=", "--noceiling", "--tokens_q=8", "--tokens_k=8"
+    )
+    assert result.status == 1 and result.stderr == "attention: nothing was measured\n"
 
 
 def test_a_wrong_result_is_exit_status_1(monkeypatch):
@@ -123,10 +132,30 @@ def test_a_wrong_result_is_exit_status_1(monkeypatch):
         ("context_pass", "--levels=deep", "--levels: deep: expected attention, layer"),
         ("context_pass", "--contexts=0", "--contexts: 0: expected a number of tokens"),
         ("context_pass", "--backends=cuda", "--backends: cuda: expected xla"),
+        ("attention", "--cases=", "--cases: expected at least one of early, mid, late, 16k"),
+        ("attention", "--mixes=", "--mixes: expected at least one of single"),
+        ("attention", "--precisions=", "--precisions: expected at least one of fp8, bf16"),
+        ("quantize", "--tokens=", "--tokens: expected at least one number of tokens, got none"),
+        ("quantize", "--kinds=", "--kinds: expected at least one of static"),
+        ("context_pass", "--contexts=", "--contexts: expected at least one number of tokens"),
+        ("context_pass", "--ways=", "--ways: expected at least one of bf16"),
+        (
+            "context_pass",
+            "--ways=bf16,fp8-dynamic --max_time_of_bf16=0.1",
+            "--max_time_of_bf16: expected fp8-static among --ways",
+        ),
+        ("needle", "--levels=", "--levels: expected at least one of attention"),
+        ("needle", "--depths=", "--depths: expected 1 to 64 of them, got 0"),
+        ("needle", f"--depths={','.join(map(str, range(65)))}", "1 to 64 of them, got 65"),
+        ("needle", "--depths=50,50", "--depths: 50,50: expected a place of its own for each"),
+        ("needle", "--depths=10,12 --contexts=20", "of its own for each in --contexts=20"),
+        ("needle", "--levels=stack --ways=bf16", "--ways: expected one in FP8"),
+        ("xla_backend", "--what=", "--what: expected at least one of bf16, causal"),
+        ("gfx942_model", "--cases=", "--cases: expected at least one of mid"),
         ("needle", "--levels=deep", "--levels: deep: expected attention, layer, stack"),
         ("needle", "--depths=101", "--depths: 101: expected a number from 0 to 100"),
         ("needle", "--new_tokens=2", "--new_tokens: expected at least one for each of --depths"),
-        ("needle", "--backend=cuda", "--backends: cuda: expected xla"),
+        ("needle", "--backend=cuda", "--backend: cuda: expected xla"),
         ("scales", "--tp_size=7", "--tp_size: expected a divisor of --heads"),
         ("tune", "--precision=fp8", "the kernel cannot run here: "),
         ("xla_backend", "--what=odd", "--what: odd: expected bf16, causal, memory, import"),
@@ -134,7 +163,7 @@ def test_a_wrong_result_is_exit_status_1(monkeypatch):
     ],
 )
 def test_a_mistake_is_one_line(name, argument, message):
-    result = run(name, argument)
+    result = run(name, *argument.split())
     assert result.status == 2
     assert result.stderr.startswith(f"{name}: ") and message in result.stderr
     assert result.stderr.count("\n") == 1 and result.stdout == ""
@@ -281,7 +310,7 @@ def test_xla_backend(tmp_path):
 def test_xla_backend_measures_memory(tmp_path, monkeypatch):
     """The child's part in this process, then the parent's with what it said."""
     with imported("xla_backend") as module:
-        run_program(module, "--what=", "--new_tokens=16", "--keys=64", "--heads=1")
+        flags.FLAGS(["xla_backend", "--new_tokens=16", "--keys=64", "--heads=1"])
         gigabytes = module._extra_memory()
         assert list(gigabytes) == ["bf16", "fp8"]
         child = subprocess.CompletedProcess([], 0, json.dumps({"bf16": 0.5, "fp8": 1.6}))
