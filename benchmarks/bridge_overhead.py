@@ -59,6 +59,8 @@ def _check_device() -> None:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0]
         raise CommandError(f"--device {_DEVICE.value}: {reason}") from None
+    if torch.device(_DEVICE.value).type not in ("cpu", "cuda"):
+        raise CommandError(f"--device: expected cpu or cuda, which JAX shares, got {_DEVICE.value}")
 
 
 def bench_call(recorder: Recorder) -> None:

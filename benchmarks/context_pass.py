@@ -171,12 +171,7 @@ class AttentionPass:
 
     @staticmethod
     def _make_segment(seed: int, tokens: int) -> Any:
-        nope_and_v = inputs.normal(
-            2 * seed, tokens, _HEADS.value, inputs.NOPE_DIM + inputs.V_HEAD_DIM
-        )
-        rope = inputs.normal(2 * seed + 1, tokens, inputs.ROPE_DIM)
-        key = jaxfp8.AssembledKey(jaxfp8.HeadSlice(nope_and_v, 0, inputs.NOPE_DIM), rope)
-        return key, jaxfp8.HeadSlice(nope_and_v, inputs.NOPE_DIM, inputs.V_HEAD_DIM)
+        return inputs.views(*inputs.up_projected(seed, tokens, _HEADS.value))
 
     def flops(self, context: int) -> int:
         """Of the attention."""
@@ -289,8 +284,7 @@ class LayerPass:
         cached = layers.seeded_latents(self.config, 1, new)
         self.q, k, v = layers.projected(self.config, self.weights, self.hidden, cached)
         self.scales = static_scales(self.q, k, v)
-        few = (reference.heads_first(np.asarray(x[:64])) for x in (self.q, k))
-        self.score_norm = reference.score_norm(*few, self.config.softmax_scale)
+        self.score_norm = reference.first_rows_norm(self.q, k, self.config.softmax_scale)
 
     def flops(self, context: int) -> int:
         """Of the attention and of the up-projection."""

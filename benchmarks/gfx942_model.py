@@ -72,7 +72,9 @@ _CASES = {
 _SELECTED = flags.DEFINE_list("cases", list(_CASES), f"which of {', '.join(_CASES)}")
 _PRECISIONS = flags.DEFINE_list("precisions", ["fp8", "bf16"], "fp8, bf16 or both")
 _HEADS = flags.DEFINE_integer("heads", 12, "heads", lower_bound=1)
-_SPLITS = flags.DEFINE_integer("splits", None, "key splits; what the library takes if not given")
+_SPLITS = flags.DEFINE_integer(
+    "splits", None, "key splits; what the library takes if not given", lower_bound=1
+)
 _GHZ = flags.DEFINE_float("ghz", 2.1, "clock", lower_bound=0.1)
 _OVERLAP = flags.DEFINE_float(
     "overlap", 0.98, "of the overlap of two waves that the model finds, how much there is", 0.1, 1

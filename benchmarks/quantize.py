@@ -50,7 +50,6 @@ _BACKENDS = flags.DEFINE_list("backends", None, "of this library; all that run h
 _NAMES = flags.DEFINE_list("peers", None, f"some of {', '.join(_PEERS)}; all if not given")
 _COPY_MB = flags.DEFINE_integer("copy_mb", 400, "megabytes of the copy", lower_bound=1)
 
-_AMAX = 5.5  # of N(0, 1), nearly always
 _QUERIES = 64
 
 
@@ -160,21 +159,13 @@ def _bytes(kind: str, tokens: int) -> int:
 
 
 def _draw(number: int, tokens: int) -> Inputs:
-    nope_and_v = inputs.normal(
-        2 * number, tokens, _HEADS.value, inputs.NOPE_DIM + inputs.V_HEAD_DIM
-    )
-    rope = inputs.normal(2 * number + 1, tokens, inputs.ROPE_DIM)
-    key, value = _views(nope_and_v, rope)
+    nope_and_v, rope = inputs.up_projected(number, tokens, _HEADS.value)
+    key, value = inputs.views(nope_and_v, rope)
     return Inputs(nope_and_v, rope, key.materialize(), value.materialize())
 
 
-def _views(nope_and_v: Any, rope: Any) -> tuple[jaxfp8.AssembledKey, jaxfp8.HeadSlice]:
-    key = jaxfp8.AssembledKey(jaxfp8.HeadSlice(nope_and_v, 0, inputs.NOPE_DIM), rope)
-    return key, jaxfp8.HeadSlice(nope_and_v, inputs.NOPE_DIM, inputs.V_HEAD_DIM)
-
-
 def _descale(fmt: Fp8Format) -> jax.Array:
-    return jnp.full(_HEADS.value, _AMAX / fmt.max, jnp.float32)
+    return jnp.full(_HEADS.value, inputs.AMAX / fmt.max, jnp.float32)
 
 
 def _packed(kind: str, sets: list[Inputs], backend: str) -> Subject:
@@ -192,7 +183,7 @@ def _packed(kind: str, sets: list[Inputs], backend: str) -> Subject:
 
     operands: list[Any] = [(x.k, x.v) for x in sets]
     if kind == "assembled":
-        operands = [_views(x.nope_and_v, x.rope) for x in sets]
+        operands = [inputs.views(x.nope_and_v, x.rope) for x in sets]
     return Subject(lambda i: quantize(*pick(operands, i), descale))
 
 
@@ -211,7 +202,7 @@ def _xla_plain(kind: str, sets: list[Inputs], fmt: Fp8Format) -> Subject:
 
     @jax.jit
     def assembled(nope_and_v: Any, rope: Any, descale: Any) -> Any:
-        key, value = _views(nope_and_v, rope)
+        key, value = inputs.views(nope_and_v, rope)
         return quantize(key.materialize(), value.materialize(), descale)
 
     descale = _descale(fmt)

@@ -3,7 +3,7 @@
 """What the scale artifact costs: loading it, and observing Q, K and V to calibrate it.
 
     python benchmarks/scales.py
-    python benchmarks/scales.py --tokens 65536 --profile_dir /tmp/profile      (on a GPU)
+    python benchmarks/scales.py --tokens 65536 --profile_dir profile      (on a GPU)
 
 Loading: read and validate an artifact (schema, hash, every value, fit) from a file in the page
 cache. Observing: the time until the call returns, the time until the device is done, and that of
@@ -52,7 +52,9 @@ _PROFILE_DIR = flags.DEFINE_string("profile_dir", None, "write a JAX profile of 
 def main(recorder: Recorder) -> None:
     """Measures both."""
     if _HEADS.value % _TP_SIZE.value:
-        raise CommandError("--tp_size: expected a divisor of --heads")
+        raise CommandError(
+            f"--tp_size: expected a divisor of --heads={_HEADS.value}, got {_TP_SIZE.value}"
+        )
     bench_load(recorder)
     start_device()
     bench_observe(recorder)

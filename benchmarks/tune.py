@@ -34,7 +34,7 @@ from common.reference import relative_error
 from common.result import Check
 from common.timing import Subject, take_turns
 
-from jaxfp8.cli import REFUSED, CommandError
+from jaxfp8.cli import REFUSED, CommandError, require_place_for
 from jaxfp8.formats import Fp8Format
 from jaxfp8.ops.attention import pallas_triton_kernel, tiling
 from jaxfp8.ops.attention.base import AttentionSpec, QuantizedContext, QuantizedQuery
@@ -60,7 +60,7 @@ _REPETITIONS = flags.DEFINE_integer("repetitions", 9, "bursts of each", lower_bo
 _MODEL = flags.DEFINE_bool("model", False, "rank gfx942 code, without a GPU")
 _LIMIT = flags.DEFINE_integer("limit", None, "try only this many candidates", lower_bound=1)
 _WRITE = flags.DEFINE_bool("write", False, "write the winner to --output")
-_OUTPUT = flags.DEFINE_string("output", str(TUNED_FILE), "the table that the library reads")
+_OUTPUT = flags.DEFINE_string("output", None, f"table for --write; {TUNED_FILE.name} if not given")
 
 _V_HEAD_DIM = 128
 _BURST_SECONDS = 0.02
@@ -72,6 +72,14 @@ def main(recorder: Recorder) -> None:
     """Tries the candidates, and prints them from the best."""
     if _MODEL.value and _WRITE.value:
         raise CommandError("--write: expected times of a device, and --model measures nothing")
+    if _OUTPUT.value is not None and not _WRITE.value:
+        raise CommandError("--output: expected --write beside it")
+    _table("the library's table", TUNED_FILE)
+    path = TUNED_FILE if _OUTPUT.value is None else Path(_OUTPUT.value)
+    if _WRITE.value:
+        # Before the work: a table that cannot be written or added to.
+        require_place_for("--output", str(path) if _OUTPUT.value is None else _OUTPUT.value)
+        _table("--output", path)
     if _MODEL.value:
         start_on_cpu()
         target = target_of_arch("gfx942")
@@ -116,11 +124,18 @@ def main(recorder: Recorder) -> None:
     for config, details in ranked[:10]:
         print(_line(config, details))
     if _WRITE.value:
-        path = Path(_OUTPUT.value)
-        table = load_configs(path) if path.exists() else {}
+        table = _table("--output", path)
         key = f"{target.arch}/{spec.precision}/{spec.qk_head_dim}"
         save_configs(path, table | {key: ranked[0][0]})
         print(f"\n{key} written to {path}")
+
+
+def _table(what: str, path: Path) -> dict[str, KernelConfig]:
+    """What a table says; nothing where there is none."""
+    try:
+        return load_configs(path) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise CommandError(f"{what}: {one_line(error)}") from None
 
 
 _Outcome = tuple[dict[str, Any], dict[str, Any]]  # fields of a Result, details with "cost"

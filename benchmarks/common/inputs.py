@@ -13,7 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jaxfp8
+
 QK_HEAD_DIM, NOPE_DIM, ROPE_DIM, V_HEAD_DIM = 192, 128, 64, 128
+
+# Past the largest of a head's values of variance 1, nearly always: static scales are made of it.
+AMAX = 5.5
 
 MIXES = ("single", "uniform", "ragged")
 
@@ -145,6 +150,20 @@ def tensor_sets(tokens_q: int, tokens_k: int, heads: int) -> list[Tensors]:
     return [
         Tensors(*(normal(3 * i + j, *shape) for j, shape in enumerate(shapes))) for i in range(sets)
     ]
+
+
+def up_projected(seed: int, tokens: int, heads: int) -> tuple[jax.Array, jax.Array]:
+    """K and V as an up-projection leaves them, bfloat16: [T, H, 128 + 128], K's own columns of each
+    head beside V, and [T, 64], those of K that all heads share.
+    """
+    nope_and_v = normal(2 * seed, tokens, heads, NOPE_DIM + V_HEAD_DIM)
+    return nope_and_v, normal(2 * seed + 1, tokens, ROPE_DIM)
+
+
+def views(nope_and_v: Any, rope: Any) -> tuple[jaxfp8.AssembledKey, jaxfp8.HeadSlice]:
+    """K and V of what `up_projected` gives, where they lie."""
+    key = jaxfp8.AssembledKey(jaxfp8.HeadSlice(nope_and_v, 0, NOPE_DIM), rope)
+    return key, jaxfp8.HeadSlice(nope_and_v, NOPE_DIM, V_HEAD_DIM)
 
 
 def pick(sets: Sequence[Any], number: int) -> Any:

@@ -146,6 +146,11 @@ def score_norm(queries: np.ndarray, keys: np.ndarray, softmax_scale: float) -> f
     return softmax_scale * math.sqrt(float(np.mean(squares)))
 
 
+def first_rows_norm(q: Any, k: Any, softmax_scale: float, rows: int = 256) -> float:
+    """`score_norm` of the first rows of q and k, [T, H, D] each."""
+    return score_norm(heads_first(q[:rows]), heads_first(k[:rows]), softmax_scale)
+
+
 def compare(out: Any, lse: Any, exact: Exact, sampled: Sample, precision: str) -> tuple[Check, ...]:
     """The checks of a result: out [Tq, H, Dv] and lse [H, Tq], or None where there is none."""
     ours = np.asarray(out[sampled.rows][:, sampled.heads]).astype(np.float64)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -145,16 +145,98 @@ _FIELDS = {field.name for field in dataclasses.fields(Result)}
 _DERIVED = {"tflops", "gb_per_s", "fraction_of_ceiling", "refcheck", "ok"}
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_check(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"name", "value", "limit"}
+        and isinstance(value["name"], str)
+        and all(value[x] is None or _is_number(value[x]) for x in ("value", "limit"))
+    )
+
+
+def _is_ceiling(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"name", "per_second", "by"}
+        and isinstance(value["name"], str)
+        and isinstance(value["by"], str)
+        and _is_number(value["per_second"])
+        and value["per_second"] > 0
+    )
+
+
+_Type = tuple[Callable[[Any], bool], str]
+
+
+def _or_null(of: _Type) -> _Type:
+    sound, expected = of
+    return lambda value: value is None or sound(value), f"{expected} or null"
+
+
+_TEXT: _Type = (lambda value: isinstance(value, str), "a string")
+_NUMBER: _Type = (_is_number, "a number")
+_COUNT: _Type = (_is_count, "an integer of at least 0")
+_CHECKS: _Type = (
+    lambda value: isinstance(value, list) and all(map(_is_check, value)),
+    "a list of objects of name, value and limit",
+)
+
+# How many keys there are is drawn against (plots.py).
+_KEYS = ("context", "tokens_k", "keys")
+
+_TYPES: dict[str, _Type] = {
+    **dict.fromkeys(("benchmark", "what", "case", "dtype", "backend", "device", "command"), _TEXT),
+    "shape": (
+        lambda value: (
+            isinstance(value, dict) and all(_is_count(value[x]) for x in _KEYS if x in value)
+        ),
+        f"an object, with integers as {', '.join(_KEYS)}",
+    ),
+    "versions": (
+        lambda value: isinstance(value, dict) and all(isinstance(x, str) for x in value.values()),
+        "an object of strings",
+    ),
+    "median_ms": _or_null(_NUMBER),
+    "quartiles_ms": _or_null(
+        (
+            lambda value: (
+                isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
+            ),
+            "a list of two numbers",
+        )
+    ),
+    "repetitions": _COUNT,
+    "bytes": _or_null(_COUNT),
+    "flops": _or_null(_COUNT),
+    "ceiling": _or_null((_is_ceiling, "an object of name, per_second and by")),
+    "errors": _CHECKS,
+    "bounds": _CHECKS,
+    "unavailable": _or_null(_TEXT),
+}
+
+
 def from_json(line: str) -> Result:
     """The result that a line holds.
 
     Raises:
-      ValueError: the line is no JSON object, or lacks a field.
+      ValueError: the line is no JSON object, lacks a field, or has one of another type.
     """
     data = json.loads(line)
     if not isinstance(data, dict):
         raise ValueError(f"expected a JSON object, got {type(data).__name__}")
     fields = {name: data[name] for name in _FIELDS - {"details"} if name in data}
+    for name, value in fields.items():
+        sound, expected = _TYPES[name]
+        if not sound(value):
+            raise ValueError(f"{name}: expected {expected}, got {json.dumps(value)[:80]}")
     for name in ("errors", "bounds"):
         fields[name] = tuple(
             Check(check["name"], _number(check["value"]), check["limit"])
@@ -178,11 +260,15 @@ def read(path: Path) -> list[Result]:
       OSError: it cannot be read.
       ValueError: a line is not a result; the message says which.
     """
+    try:
+        text = path.read_text()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: expected lines of JSON, got what is no text") from None
     results = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         try:
             results.append(from_json(line))
-        except (ValueError, KeyError, TypeError) as error:
+        except ValueError as error:
             raise ValueError(f"{path}:{number}: {error}") from None
     return results
 

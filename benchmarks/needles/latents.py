@@ -56,8 +56,7 @@ class LatentHaystack:
         q, k, v = projected(config, self.weights, self.hidden, cached)
         self.needles = self._needles(q)
         self.scales = static_scales(q, k, v)
-        norm_of = (reference.heads_first(np.asarray(x[:256])) for x in (q, k))
-        self.score_norm = reference.score_norm(*norm_of, config.softmax_scale)
+        self.score_norm = reference.first_rows_norm(q, k, config.softmax_scale)
         self.candidates = self._candidates()
 
     def run(self, way: Way) -> np.ndarray:

@@ -31,6 +31,7 @@ class Growth:
     Attributes:
       hidden: of the hidden states behind each layer, errors of the layers before included.
       layer: of each layer's output, given the hidden states of BF16.
+      score_norm: the largest of the layers' norms of q * k (reference.py).
     """
 
     hidden: list[float]
@@ -60,7 +61,8 @@ def error_growth(
     norm = 0.0
     for layer in range(layers):
         block = _Block(config, layer, context, new_tokens, segment, backend)
-        scales, norm = block.scales(exact)
+        scales, norm_of_layer = block.scales(exact)
+        norm = max(norm, norm_of_layer)
         exact_out = block(exact, WAYS[0], None)
         for way in ways:
             given = scales if way.static else None
@@ -105,9 +107,7 @@ class _Block:
         """Static scales, and the norm of q * k (reference.py)."""
         normalized = _normalized(hidden, self.config.rms_norm_eps)
         q, k, v = projected(self.config, self.weights, normalized, self.cached)
-        norm_of = (reference.heads_first(np.asarray(x[:256])) for x in (q, k))
-        norm = reference.score_norm(*norm_of, self.config.softmax_scale)
-        return static_scales(q, k, v), norm
+        return static_scales(q, k, v), reference.first_rows_norm(q, k, self.config.softmax_scale)
 
 
 @functools.partial(jax.jit, static_argnums=1)

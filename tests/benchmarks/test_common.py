@@ -95,6 +95,30 @@ def test_a_file_of_results(schema, tmp_path):
             schema.read(file)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("what", 1),
+        ("shape", []),
+        ("shape", {"context": "long"}),
+        ("versions", {"jax": 1}),
+        ("median_ms", "fast"),
+        ("quartiles_ms", [1.0]),
+        ("repetitions", 2.5),
+        ("flops", True),
+        ("ceiling", {"name": "copy"}),
+        ("ceiling", {"name": "copy", "per_second": 0, "by": "xla"}),
+        ("errors", 3),
+        ("bounds", [{"name": "ratio"}]),
+        ("unavailable", []),
+    ],
+)
+def test_a_field_of_another_type(schema, field, value):
+    data = json.loads(a_result(schema).to_json()) | {field: value}
+    with pytest.raises(ValueError, match=f"{field}: expected .*, got "):
+        schema.from_json(json.dumps(data))
+
+
 def test_bursts_take_turns():
     with imported("common.timing") as timing:
         log = []

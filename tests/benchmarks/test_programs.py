@@ -156,7 +156,7 @@ def test_a_wrong_result_is_exit_status_1(monkeypatch):
         ("needle", "--depths=101", "--depths: 101: expected a number from 0 to 100"),
         ("needle", "--new_tokens=2", "--new_tokens: expected at least one for each of --depths"),
         ("needle", "--backend=cuda", "--backend: cuda: expected xla"),
-        ("scales", "--tp_size=7", "--tp_size: expected a divisor of --heads"),
+        ("scales", "--tp_size=7", "--tp_size: expected a divisor of --heads=96, got 7"),
         ("tune", "--precision=fp8", "the kernel cannot run here: "),
         ("xla_backend", "--what=odd", "--what: odd: expected bf16, causal, memory, import"),
         ("gfx942_model", "--cases=large", "--cases: large: expected mid, mid_causal, 4k"),
@@ -263,6 +263,12 @@ def test_a_lost_needle_is_exit_status_1(monkeypatch):
 
 
 @needs_torch
+def test_bridge_overhead_of_no_device():
+    result = run("bridge_overhead", "--device=meta")
+    assert result.status == 2 and "--device: expected cpu or cuda" in result.stderr
+
+
+@needs_torch
 def test_bridge_overhead(tmp_path):
     result = run(
         "bridge_overhead", "--tokens=16", "--heads=1", "--calls=2", "--repetitions=2",
@@ -365,10 +371,13 @@ def test_report(tmp_path):
 def test_report_of_what_is_no_result(tmp_path):
     file = tmp_path / "results.jsonl"
     file.write_text("{}\n")
+    binary = tmp_path / "plot.png"
+    binary.write_bytes(PNG)
     for arguments, status, message in (
         ((), 2, "expected the names of result files"),
         ((str(tmp_path / "none"),), 1, "none: cannot be read: No such file or directory"),
         ((str(file),), 1, f"{file}:1: not a result: "),
+        ((str(binary),), 1, f"{binary}: expected lines of JSON"),
     ):
         result = run("report", *arguments)
         assert result.status == status and message in result.stderr

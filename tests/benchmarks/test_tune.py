@@ -20,6 +20,20 @@ def test_tune_ranks_bf16_by_its_code(tmp_path):
     assert result.stdout.splitlines()[-2].startswith("block_q=")
 
 
+def test_tune_looks_at_the_table_before_it_runs(tmp_path):
+    table = tmp_path / "tuned.json"
+    table.write_text('{"gfx942/fp8/192": {"block": 1}}')
+    for arguments, message in (
+        ((f"--output={table}",), "--output: expected --write beside it"),
+        (("--write", f"--output={table}"), f"--output: {table}: gfx942/fp8/192: unknown field"),
+        (("--write", f"--output={tmp_path}/no/t.json"), "there is no folder"),
+        (("--write", "--output="), "expected the path of a file"),
+    ):
+        result = run("tune", *arguments)
+        assert result.status == 2 and message in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
 def test_tune_writes_only_what_was_measured():
     result = run("tune", "--model", "--write")
     assert result.status == 2 and "--model measures nothing" in result.stderr
