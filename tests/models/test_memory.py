@@ -49,8 +49,9 @@ def assert_cache_and_one_segment(short: Any, long: Any, segment_limit: int) -> N
     # The cache comes back in the place where it was.
     for memory, capacity in zip((short, long), CAPACITIES, strict=True):
         assert memory.alias_size_in_bytes == capacity * CACHE_ROW
-    # Of a loop's bounds and the like.
-    assert abs(long.temp_size_in_bytes - short.temp_size_in_bytes) <= 1024
+    # What is held for each token of the context takes a byte of each at least. Less is how XLA
+    # packs what it holds: it differs between these capacities, and not between the next two.
+    assert abs(long.temp_size_in_bytes - short.temp_size_in_bytes) < CAPACITIES[1] - CAPACITIES[0]
     assert long.temp_size_in_bytes < segment_limit
 
 
