@@ -16,6 +16,8 @@ from tests.inputs import CAPACITY_K, CAPACITY_Q, cu_seqlens, qkv, with_capacity
 from tests.tolerances import assert_attention
 
 BACKENDS = ("xla", "interpret")
+# Interpreted kernels compile for long, once for every way in which they are called.
+SLOWLY = ("xla", pytest.param("interpret", marks=pytest.mark.slow))
 
 
 def batch(seed, lengths_q, lengths_k, num_heads=2):
@@ -50,7 +52,7 @@ class CompilationCount:
         self.count += event == "/jax/core/compile/backend_compile_duration"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", SLOWLY)
 def test_lengths_do_not_recompile(backend):
     lengths = [([30, 7], [50, 90]), ([0, 192], [704, 0]), ([1, 2, 3], [65, 64, 63])]
     batches = [batch(seed, *lengths) for seed, lengths in enumerate(lengths)]
@@ -73,7 +75,7 @@ def test_lengths_do_not_recompile(backend):
     assert others.count == 0
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", SLOWLY)
 def test_a_pass_goes_through_scan(backend):
     """Four segments of one size under lax.scan give what a Python loop gives."""
     segments, tokens = 4, CAPACITY_K
@@ -163,7 +165,7 @@ def test_a_pass_goes_through_scan_under_shard_map():
     np.testing.assert_array_equal(jax.jit(sharded)(q, k, v), jax.jit(prefill)(q, k, v))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", SLOWLY)
 def test_64_bit_mode_changes_nothing(backend):
     q, k, v, cu_q, cu_k = (np.asarray(x) for x in batch(6, [30, 7], [50, 90]))
 

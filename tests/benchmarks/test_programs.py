@@ -201,6 +201,7 @@ def test_quantize(tmp_path):
     assert all(row["refcheck"] == "passed" for row in rows.values())
 
 
+@pytest.mark.slow
 def test_context_pass(tmp_path):
     result = run(
         "context_pass", "--contexts=100,160", "--segment=64", "--new_tokens=16", "--heads=1",
@@ -226,6 +227,7 @@ def test_context_pass(tmp_path):
     assert math.isclose(sum(shares), 1)
 
 
+@pytest.mark.slow
 def test_needles(tmp_path):
     # The shapes of the stack are those of the layer, which has the heads of the small preset.
     result = run(

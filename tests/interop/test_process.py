@@ -112,6 +112,7 @@ def test_a_fork_after_a_call_is_detected_and_one_before_it_is_fine():
     assert "JAX does not survive a fork; start worker processes with the 'spawn'" in after
 
 
+@pytest.mark.slow
 def test_compiled_programs_are_kept_for_the_next_process(tmp_path):
     program = (
         "import jaxfp8_torch\n"

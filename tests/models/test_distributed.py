@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from jaxfp8.models.sharding import MlaSharding, shard_scales
 from tests.models.builders import save_checkpoint
@@ -21,6 +22,7 @@ from tests.models.sharded_case import (
 from tests.tolerances import relative_error
 
 
+@pytest.mark.slow
 def test_two_processes_give_what_one_gives(tmp_path):
     """From a checkpoint and an artifact, each process reading the slices of its ranks."""
     case = fp8_case()

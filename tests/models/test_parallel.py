@@ -125,6 +125,7 @@ def test_static_scales_of_each_rank():
     assert relative_error(many.out[: len(whole)], whole) > oracle.LAYER_ERROR["bf16"]
 
 
+@pytest.mark.slow
 def test_pallas_kernels_on_a_mesh():
     """In interpret mode, which is slow: one head."""
     case = make_case([[3, 30], [9, 0]], [6, 5], 1, dataclasses.replace(CONFIG, num_heads=1))
