@@ -21,7 +21,8 @@ from jaxfp8.scales import (
 from tests.scales import builders
 from tests.scales.builders import HEADS, LAYERS, TP, edit_metadata, edit_tensors
 
-GOLDEN = Path(__file__).parent / "golden"
+# Resolved: Bazel makes links of the files, and those are refused.
+GOLDEN = Path(__file__).resolve().parent / "golden"
 
 
 def expected_descale(margin: float, fp8_max: float) -> np.ndarray:

@@ -14,7 +14,8 @@ from jaxfp8 import scales_cli
 from jaxfp8.scales import Deployment, ScaleArtifact, retarget
 from tests.scales import builders
 
-GOLDEN = Path(__file__).parent / "golden"
+# Resolved: Bazel makes links of the files, and those are refused.
+GOLDEN = Path(__file__).resolve().parent / "golden"
 ROOT = Path(__file__).parents[2]
 
 
