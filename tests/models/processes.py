@@ -13,10 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def run_processes(module: str, count: int, folder: Path) -> None:
+def run_processes(module: str, count: int, folder: Path, **env: str) -> None:
     """Runs `python -m MODULE RANK PORT FOLDER` for every rank; all must end well.
 
-    The port is free on the loopback, for `jax.distributed.initialize`.
+    env is added to their environment. The port is free on the loopback, for
+    `jax.distributed.initialize`.
     """
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -25,7 +26,7 @@ def run_processes(module: str, count: int, folder: Path) -> None:
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", module, str(rank), str(port), str(folder)],
-            env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
+            env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", **env},
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

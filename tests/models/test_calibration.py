@@ -5,11 +5,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -30,11 +25,11 @@ from tests.models.builders import (
     tiny_weights,
 )  # fmt: skip
 from tests.models.calibrate_rank import CU_SEQLENS, IDENTITY, LAYERS, TP_SIZE
+from tests.models.processes import run_processes
 from tests.tolerances import relative_error
 
 pytestmark = pytest.mark.usefixtures("compiled_fast")
 
-ROOT = Path(__file__).parents[2]
 WEIGHTS = {layer: tiny_weights(layer) for layer in LAYERS}
 SERVED = models.deployment(
     TINY,
@@ -47,12 +42,6 @@ SERVED = models.deployment(
 )
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """What the two processes leave."""
@@ -63,33 +52,9 @@ def folder(tmp_path_factory):
     # What lies past the last prompt does not count.
     prompts = np.concatenate([prompts, np.full((4, prompts.shape[1]), np.nan, prompts.dtype)])
     np.save(folder / "prompts.npy", prompts.view(np.uint16))
-    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-    program = [sys.executable, "-m", "tests.models.calibrate_rank"]
-    port = str(free_port())
-    ranks = [
-        subprocess.Popen(
-            [*program, str(rank), port, str(folder)],
-            env={
-                **os.environ,
-                "PYTHONPATH": path,
-                "JAX_PLATFORMS": "cpu",
-                "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-            },
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(TP_SIZE)
-    ]
-    try:
-        for rank in ranks:
-            output, _ = rank.communicate(timeout=300)
-            assert rank.returncode == 0, output
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    run_processes(
+        "tests.models.calibrate_rank", TP_SIZE, folder, JAX_DISABLE_MOST_OPTIMIZATIONS="1"
+    )
     return folder
 
 
