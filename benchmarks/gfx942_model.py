@@ -33,6 +33,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import flags
 from common.program import Recorder, choose, run
@@ -168,8 +169,7 @@ def _job(compiled: LibraryKernel, full: int, masked: int) -> Job:
     outside -= sum(loop.mfma_clocks + loop.vector_clocks for loop in loops.values())
     alone = shared = float(outside + _START_CLOCKS.value)
     matrix = 0.0
-    for kind, count in (("full", full), ("masked", masked)):
-        loop = loops[kind]
+    for loop, count in ((loops["full"], full), (loops["masked"], masked)):
         alone += count * (loop.mfma_clocks + loop.vector_clocks)
         shared += count * _two_waves(loop)
         matrix += count * loop.mfma_clocks
@@ -231,8 +231,8 @@ def run_die(jobs: Sequence[Job]) -> float:
 
 def _tiles(case: Case, config: KernelConfig, splits: int) -> list[tuple[int, int]]:
     """(full, masked) key tiles of every program, in the order of their launch."""
-    cu_q = np.array([0, case.tokens_q], np.int32)
-    cu_k = np.array([0, case.tokens_k], np.int32)
+    cu_q = jnp.array([0, case.tokens_q], jnp.int32)
+    cu_k = jnp.array([0, case.tokens_k], jnp.int32)
     table = np.asarray(
         kernel.work_table(cu_q, cu_k, case.tokens_q, causal=case.causal, config=config)
     )

@@ -20,6 +20,7 @@ Exit status 1 where a needle is lost or an error is past what the format explain
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -73,7 +74,7 @@ def main(recorder: Recorder) -> None:
             backends.select([_BACKEND.value], precision, _HEADS.value, option="backend")
     runs: dict[str, Callable[[Recorder, int, list[int], list[Way]], None]] = {
         "attention": _run_attention,
-        "layer": _run_layer,
+        "layer": functools.partial(_run_layer, longest=contexts[-1]),
     }
     for level in levels:
         if level == "stack":
@@ -121,11 +122,14 @@ def _run_attention(
             _record(recorder, "attention", way, context, errors, details)
 
 
-def _run_layer(recorder: Recorder, context: int, depths: list[int], selected: list[Way]) -> None:
+def _run_layer(
+    recorder: Recorder, context: int, depths: list[int], selected: list[Way], *, longest: int
+) -> None:
     config = SMALL if _SMALL.value else KIMI_K3
     haystack = LatentHaystack(
-        config, context, _NEW_TOKENS.value, _SEGMENT.value, _HEADS.value, depths, _BACKEND.value
-    )
+        config, context, longest, _NEW_TOKENS.value, _SEGMENT.value, _HEADS.value, depths,
+        _BACKEND.value,
+    )  # fmt: skip
     bf16 = None
     with progress(len(selected), f"layer {context}") as bar:
         for way in selected:

@@ -46,7 +46,7 @@ _PEERS = ("xla-plain", "torch-compile", "torch-eager")
 _TOKENS = flags.DEFINE_list("tokens", ["65536"], "tokens of K and V")
 _HEADS = flags.DEFINE_integer("heads", 12, "heads", lower_bound=1)
 _SELECTED = flags.DEFINE_list("kinds", list(_KINDS), f"some of {', '.join(_KINDS)}")
-_BACKENDS = flags.DEFINE_list("backends", None, "of this library; all that run here if not given")
+_BACKENDS = flags.DEFINE_list("backends", None, "of this library; its choices if not given")
 _NAMES = flags.DEFINE_list("peers", None, f"some of {', '.join(_PEERS)}; all if not given")
 _COPY_MB = flags.DEFINE_integer("copy_mb", 400, "megabytes of the copy", lower_bound=1)
 
@@ -134,9 +134,10 @@ def _run_case(
                 subject = make()
                 output = subject.run()
             except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-                if name not in others:
-                    raise  # the library's own: it said before that it serves this
-                recorder.add(**row, unavailable=one_line(error))
+                if name in others:
+                    recorder.add(**row, unavailable=one_line(error))
+                else:  # the library's own: it said before that it serves this
+                    recorder.add_failure(error, **row)
                 continue
             if check is not None:
                 row["errors"] = (
@@ -222,7 +223,7 @@ def _torch(name: str, kind: str, sets: list[Inputs], fmt: Fp8Format) -> Subject:
     import torch
 
     dtype = getattr(torch, fmt.name)
-    descale = torch.from_dlpack(_descale(fmt))
+    descale = torch.utils.dlpack.from_dlpack(_descale(fmt))
 
     def one(x: Any) -> tuple[Any, Any]:
         scale = descale
@@ -242,7 +243,7 @@ def _torch(name: str, kind: str, sets: list[Inputs], fmt: Fp8Format) -> Subject:
     function: Callable[..., Any] = both
     if kind == "assembled":
         operands, function = [(x.nope_and_v, x.rope) for x in sets], assembled
-    operands = [tuple(map(torch.from_dlpack, pair)) for pair in operands]
+    operands = [tuple(map(torch.utils.dlpack.from_dlpack, pair)) for pair in operands]
     if name == "torch-compile":
         function = torch.compile(function)
 

@@ -126,7 +126,9 @@ def bench_observe(recorder: Recorder) -> None:
     size = sum(x.nbytes for x in (q, k, v))
     zeros = jnp.zeros((3, heads), jnp.float32)
     compiled = calibration._max_with_values.lower(zeros, q, k, v, None).compile()
-    passes = compiled.cost_analysis()["bytes accessed"] / size
+    cost = compiled.cost_analysis()
+    assert cost is not None  # a program compiled from JAX has one
+    passes = cost["bytes accessed"] / size
     limit = None if jax.default_backend() == "cpu" else _MAX_PASSES.value
     observed = calibrator.shard().layers[0]
     errors = tuple(

@@ -37,17 +37,18 @@ from common.timing import Subject, take_turns
 from jaxfp8.cli import REFUSED, CommandError, require_place_for
 from jaxfp8.formats import Fp8Format
 from jaxfp8.ops.attention import pallas_triton_kernel, tiling
-from jaxfp8.ops.attention.base import AttentionSpec, QuantizedContext, QuantizedQuery
+from jaxfp8.ops.attention.base import AttentionSpec, Precision, QuantizedContext, QuantizedQuery
 from jaxfp8.ops.attention.heuristics import (
     TUNED_FILE,
     KernelConfig,
+    configs_to_json,
     default_config,
     load_configs,
-    save_configs,
 )
 from jaxfp8.ops.attention.pallas_triton import PallasTritonBackend
 from jaxfp8.rocm import compile_for_gfx942
 from jaxfp8.rocm.plugin import start_on_cpu
+from jaxfp8.scales.files import write_atomically
 from jaxfp8.targets import Target, detect_target, target_of_arch
 
 _PRECISION = flags.DEFINE_enum("precision", "fp8", ["fp8", "bf16"], "of the operands")
@@ -126,7 +127,10 @@ def main(recorder: Recorder) -> None:
     if _WRITE.value:
         table = _table("--output", path)
         key = f"{target.arch}/{spec.precision}/{spec.qk_head_dim}"
-        save_configs(path, table | {key: ranked[0][0]})
+        try:
+            write_atomically(path, configs_to_json(table | {key: ranked[0][0]}).encode())
+        except OSError as error:
+            raise CommandError(f"--output: {error}", REFUSED) from None
         print(f"\n{key} written to {path}")
 
 
@@ -162,8 +166,9 @@ def candidates(spec: AttentionSpec, target: Target) -> Iterator[KernelConfig]:
 
 
 def _spec(target: Target) -> AttentionSpec:
-    fmt: Fp8Format | None = target.fp8_format if _PRECISION.value == "fp8" else None
-    return AttentionSpec(_PRECISION.value, fmt, _HEADS.value, int(_QK_HEAD_DIM.value), _V_HEAD_DIM)
+    precision: Precision = "fp8" if _PRECISION.value == "fp8" else "bf16"
+    fmt: Fp8Format | None = target.fp8_format if precision == "fp8" else None
+    return AttentionSpec(precision, fmt, _HEADS.value, int(_QK_HEAD_DIM.value), _V_HEAD_DIM)
 
 
 def _rank(result: tuple[KernelConfig, dict[str, Any]]) -> tuple[float, ...]:

@@ -15,6 +15,7 @@ bound, or an output differs from the plain one by more than BF16 rounding.
 
 from __future__ import annotations
 
+import functools
 import json
 import resource
 import subprocess
@@ -198,10 +199,13 @@ def _inputs(tokens_q: int, tokens_k: int) -> tuple[jax.Array, jax.Array, jax.Arr
     )
 
 
+def _call(function: Callable[[], Any], number: int) -> Any:
+    return function()
+
+
 def _alternate(what: str, functions: dict[str, Callable[[], Any]]) -> dict[str, Timing]:
     subjects = {
-        name: Subject(lambda i, function=function: function())
-        for name, function in functions.items()
+        name: Subject(functools.partial(_call, function)) for name, function in functions.items()
     }
     with progress(len(subjects) * _REPETITIONS.value, what) as bar:
         return take_turns(subjects, turns=_REPETITIONS.value, on_burst=bar.update)

@@ -12,17 +12,18 @@ from jaxfp8 import packing
 from jaxfp8.cli import CommandError
 from jaxfp8.formats import Fp8Format
 from jaxfp8.ops.attention.base import AttentionSpec, Precision
-from jaxfp8.ops.attention.registry import BACKENDS, get_backend
+from jaxfp8.ops.attention.registry import BACKENDS, get_backend, why_by_name_only
 from jaxfp8.targets import detect_target
 
-PRECISIONS = ("fp8", "bf16")
+PRECISIONS: tuple[Precision, ...] = ("fp8", "bf16")
 
 
 def select(
     names: Sequence[str] | None, precision: Precision, heads: int, option: str = "backends"
 ) -> list[str]:
-    """The backends of those names, which `option` gave; where names is None all that serve the
-    request here, but for "interpret", which is for tests.
+    """The backends of those names, which `option` gave; where names is None those that the library
+    may choose here. Of these "xla" only where it is alone: on a GPU with kernels of its own it is
+    the reference they are compared with, and takes hundreds of times as long.
 
     Raises:
       CommandError: a name is unknown, or its backend cannot serve the request.
@@ -35,7 +36,12 @@ def select(
     )
     reasons = {name: get_backend(name).unsupported(spec, target) for name in BACKENDS}
     if names is None:
-        return [name for name, reason in reasons.items() if reason is None and name != "interpret"]
+        served = [
+            name
+            for name, reason in reasons.items()
+            if reason is None and why_by_name_only(name, target) is None
+        ]
+        return [name for name in served if name != "xla"] or served
     chosen = choose(option, names, BACKENDS, or_none=True)
     for name in chosen:
         if reasons[name] is not None:

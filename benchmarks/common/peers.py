@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Attention that others offer for the same shapes, in bfloat16, by name.
+"""Attention that others offer for the same shapes, by name: in bfloat16, and one in FP8.
 
 Each makes a Subject from the sets of inputs, and raises where it does not serve the batch. A peer
 that is installed takes part; one that is asked for by name and cannot is an error.
@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.util
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from common.inputs import Batch, Tensors, pick
 from common.program import choose
 from common.timing import Subject
 from jaxfp8.cli import CommandError
+from jaxfp8.ops.attention.base import Precision
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +36,13 @@ class Peer:
       name: as --peers has it.
       missing: why it cannot run on this machine, or None.
       make: its Subject; `output` gives [Tq, H, Dv] and None, for these do not return an LSE.
+      precision: what it computes in.
     """
 
     name: str
     missing: Callable[[], str | None]
     make: Callable[[Batch, list[Tensors]], Subject]
+    precision: Precision = "bf16"
 
 
 def select(names: Sequence[str] | None) -> list[Peer]:
@@ -86,7 +90,10 @@ def _torch_attention(kernel: str | None, batch: Batch, sets: list[Tensors]) -> S
     sequences = len(batch.lengths_q)
     operands = [
         [
-            torch.from_dlpack(x).unflatten(0, (sequences, -1)).transpose(1, 2).contiguous()
+            torch.utils.dlpack.from_dlpack(x)
+            .unflatten(0, (sequences, -1))
+            .transpose(1, 2)
+            .contiguous()
             for x in tensors
         ]
         for tensors in sets
@@ -103,6 +110,16 @@ def _torch_attention(kernel: str | None, batch: Batch, sets: list[Tensors]) -> S
             return torch.nn.functional.scaled_dot_product_attention(
                 *pick(operands, number), **options
             )
+
+    # Why a kernel does not serve the shapes torch says in warnings; the error names none.
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            launch(0)
+        except RuntimeError as error:
+            texts = [str(warning.message).split(" (Triggered")[0] for warning in said]
+            reasons = [x for x in texts if "not used because" not in x and "disabled" not in x]
+            raise NotImplementedError((reasons or [str(error)])[0]) from error
 
     def output(out: Any) -> tuple[np.ndarray, None]:
         return out.transpose(1, 2).flatten(0, 1).float().cpu().numpy(), None
@@ -123,6 +140,12 @@ def _jax_cudnn(batch: Batch, sets: list[Tensors]) -> Subject:
         return out.reshape(-1, *out.shape[2:])
 
     return Subject(lambda i: attention(*pick(sets, i)), output=_on_host)
+
+
+def _jax_cudnn_fp8(batch: Batch, sets: list[Tensors]) -> Subject:
+    raise NotImplementedError(
+        "JAX has cuDNN's FP8 attention in jax._src alone, without a public function"
+    )
 
 
 def _jax_xla(batch: Batch, sets: list[Tensors]) -> Subject:
@@ -188,6 +211,7 @@ _PEERS = {
         ),
         Peer("torch-sdpa", torch_missing, functools.partial(_torch_attention, None)),
         Peer("jax-cudnn", _cudnn_missing, _jax_cudnn),
+        Peer("jax-cudnn-fp8", _cudnn_missing, _jax_cudnn_fp8, "fp8"),
         Peer("jax-xla", lambda: None, _jax_xla),
     )
 }

@@ -30,7 +30,7 @@ from absl import app, flags
 
 import jaxfp8
 from common import plots
-from common.result import Result
+from common.result import Check, Result
 from jaxfp8.cli import REFUSED, CommandError, require_place_for
 from jaxfp8.demo.plot import require_matplotlib
 from jaxfp8.scales.files import write_atomically
@@ -66,6 +66,11 @@ class Recorder:
                 file.write(result.to_json() + "\n")
         return result
 
+    def add_failure(self, error: Exception, **fields: Any) -> Result:
+        """Records what should have run and did not, and lets the program go on: exit status 1."""
+        text = f"{type(error).__name__}: {one_line(error)}"
+        return self.add(**fields, unavailable=text, bounds=(Check("failures", 1, 0),))
+
     def finish(self) -> int:
         """Draws --plot, says what failed, and returns the exit status."""
         if not self.results:
@@ -77,11 +82,11 @@ class Recorder:
         for result in failed:
             for check in (*result.errors, *result.bounds):
                 if not check.ok:
-                    print(
-                        f"{self.benchmark}: {_name(result)}: {check.name}: expected at most "
-                        f"{_short(check.limit)}, got {_short(check.value)}",
-                        file=sys.stderr,
+                    reason = result.unavailable or (
+                        f"{check.name}: expected at most {_short(check.limit)}, "
+                        f"got {_short(check.value)}"
                     )
+                    print(f"{self.benchmark}: {_name(result)}: {reason}", file=sys.stderr)
         if all(result.unavailable for result in self.results):
             print(f"{self.benchmark}: nothing was measured", file=sys.stderr)
             return REFUSED

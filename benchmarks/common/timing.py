@@ -6,13 +6,15 @@ A burst launches a subject many times without waiting and then waits for the las
 the start of a burst nor the host counts. The subjects of a comparison take turns, each turn begun
 by another, so that a drift of the clock or of the power meets all alike. A subject is told the
 number of the launch and takes its inputs by it: where they are small enough to stay in a cache,
-there are several sets of them (inputs.py).
+there are several sets of them (inputs.py). A slow one gets fewer and shorter bursts, down to one of
+one launch, so that it does not hold up the others.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -89,12 +91,23 @@ def launches_for(subject: Subject, least: int, seconds: float) -> int:
     return max(least, int(seconds / burst(subject, least)) + 1 if seconds else least)
 
 
+def _bursts_for(
+    subject: Subject, turns: int, least: int, seconds: float, most: float
+) -> tuple[int, int]:
+    """Bursts, and launches of each; where those asked for would take over `most` seconds, fewer."""
+    one = burst(subject, 1)
+    if turns * least * one <= most:
+        return turns, launches_for(subject, least, seconds)
+    return max(1, min(turns, int(most / one))), 1
+
+
 def take_turns(
     subjects: Mapping[str, Subject],
     *,
     turns: int,
     least_launches: int = 1,
     least_seconds: float = 0.0,
+    most_seconds: float = math.inf,
     pause: float = 0.0,
     on_burst: Callable[[], object] = lambda: None,
 ) -> dict[str, Timing]:
@@ -105,11 +118,13 @@ def take_turns(
       turns: bursts of each.
       least_launches: of a burst.
       least_seconds: that a burst lasts.
+      most_seconds: of a subject in all; one that would take longer has bursts of one launch, and
+        fewer of them.
       pause: seconds of rest before each burst, for the chip to cool.
       on_burst: called after each burst.
     """
-    launches = {
-        name: launches_for(subject, least_launches, least_seconds)
+    plans = {
+        name: _bursts_for(subject, turns, least_launches, least_seconds, most_seconds)
         for name, subject in subjects.items()
     }
     seconds: dict[str, list[float]] = {name: [] for name in subjects}
@@ -117,7 +132,9 @@ def take_turns(
     for turn in range(turns):
         first = turn % max(1, len(names))
         for name in names[first:] + names[:first]:
-            time.sleep(pause)
-            seconds[name].append(burst(subjects[name], launches[name]))
+            bursts, launches = plans[name]
+            if turn < bursts:
+                time.sleep(pause)
+                seconds[name].append(burst(subjects[name], launches))
             on_burst()
-    return {name: Timing(tuple(x), launches[name]) for name, x in seconds.items()}
+    return {name: Timing(tuple(x), plans[name][1]) for name, x in seconds.items()}

@@ -34,7 +34,7 @@ def copy(source: jax.Array) -> Subject:
     """A copy into another buffer."""
     import torch
 
-    x = torch.from_dlpack(source)
+    x = torch.utils.dlpack.from_dlpack(source)
     target = torch.empty_like(x)
     return Subject(lambda i: target.copy_(x), synchronize)
 
@@ -43,7 +43,7 @@ def matmul(pairs: list[Any], precision: str) -> Subject:
     """a b^T in bfloat16, or in FP8 with scales of one."""
     import torch
 
-    operands = [tuple(torch.from_dlpack(x) for x in pair) for pair in pairs]
+    operands = [tuple(torch.utils.dlpack.from_dlpack(x) for x in pair) for pair in pairs]
     one = torch.ones((), device=operands[0][0].device)
 
     def launch(number: int) -> Any:

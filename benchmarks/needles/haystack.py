@@ -74,10 +74,11 @@ class Haystack:
     def run(self, way: Way, backend: str | None, on_segment: Any) -> tuple[np.ndarray, np.ndarray]:
         """out [Tq, H, Dv] and lse [H, Tq] of a pass."""
         scales = self.scales if way.static else jaxfp8.LayerScales(None, None, None)
-        start = jax.jit(
-            functools.partial(jaxfp8.start_prefill, precision=way.precision, backend=backend)
-        )
-        state = start(self.q, inputs.cu_seqlens([self.new_tokens]), q_descale=scales.q)
+        start = jax.jit(jaxfp8.start_prefill, static_argnames=("precision", "backend"))
+        state = start(
+            self.q, inputs.cu_seqlens([self.new_tokens]),
+            precision=way.precision, q_descale=scales.q, backend=backend,
+        )  # fmt: skip
         state = jax.jit(jaxfp8.attend_new_tokens)(state, *self.new)
         step = jax.jit(jaxfp8.attend_segment)
         for number, length in enumerate(self.lengths):

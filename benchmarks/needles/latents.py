@@ -32,12 +32,17 @@ SPREAD, MARGIN = 2.0, 4.0
 
 
 class LatentHaystack:
-    """New tokens, and a cache with a needle at each depth."""
+    """New tokens, and a cache with a needle at each depth.
+
+    The cache has room for `longest` tokens of context, so that one compiled program serves every
+    context up to that.
+    """
 
     def __init__(
         self,
         config: MlaConfig,
         context: int,
+        longest: int,
         new_tokens: int,
         segment: int,
         heads: int,
@@ -46,6 +51,7 @@ class LatentHaystack:
     ) -> None:
         self.config, self.segment, self.backend = config, segment, backend
         self.context, self.new_tokens = context, new_tokens
+        self.capacity = longest + new_tokens
         weights = seeded_weights(config, 0, heads)
         # Scores of q and k of unit variance spread by 1 nat.
         self.weights = weights._replace(q_b_proj=weights.q_b_proj * SPREAD)
@@ -92,13 +98,10 @@ class LatentHaystack:
         return cached
 
     def _prefill(self, context: jax.Array, way: Way) -> np.ndarray:
-        """The layer's output over a context, in a cache as large as the whole haystack: so that a
-        short context compiles nothing of its own.
-        """
+        """The layer's output over a context."""
         tokens = context.shape[0]
-        capacity = self.context + self.new_tokens
-        room = jnp.zeros((capacity - tokens, self.config.latent_dim), jnp.bfloat16)
-        batch = one_sequence(self.new_tokens, tokens, capacity)
+        room = jnp.zeros((self.capacity - tokens, self.config.latent_dim), jnp.bfloat16)
+        batch = one_sequence(self.new_tokens, tokens, self.capacity)
         result = prefill_layer(
             self.config, self.weights, self.hidden, jnp.concatenate([context, room]), batch,
             segment=self.segment, precision=way.precision,

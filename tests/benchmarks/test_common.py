@@ -127,9 +127,12 @@ def test_bursts_take_turns():
             return timing.Subject(lambda i: log.append((name, i)), lambda _: log.append(name))
 
         times = timing.take_turns({"a": subject("a"), "b": subject("b")}, turns=2, least_launches=2)
+    one_a, one_b = ([(name, 0), name] for name in "ab")
     burst_a, burst_b = ([(name, 0), (name, 1), name] for name in "ab")
-    # Warm-up; the first turn; the second, which the other begins.
-    assert log == [*burst_a, *burst_b, *burst_a, *burst_b, *burst_b, *burst_a]
+    # Warm-up, which one launch begins; the first turn; the second, which the other begins.
+    assert log == [
+        *one_a, *burst_a, *one_b, *burst_b, *burst_a, *burst_b, *burst_b, *burst_a,
+    ]  # fmt: skip
     assert times["a"].launches == 2 and len(times["a"].seconds) == 2
     fields = times["a"].fields
     assert fields["quartiles_ms"][0] <= fields["median_ms"] <= fields["quartiles_ms"][1]
@@ -141,6 +144,22 @@ def test_a_burst_is_as_long_as_asked():
 
         subject = timing.Subject(lambda i: time.sleep(1e-3), lambda _: None)
         assert 3 <= timing.launches_for(subject, 1, 5e-3) <= 6
+
+
+def test_a_slow_subject_does_not_hold_up_the_others():
+    with imported("common.timing") as timing:
+        import time
+
+        slow = timing.Subject(lambda i: time.sleep(0.03), lambda _: None)
+        quick = timing.Subject(lambda i: None, lambda _: None)
+        bursts = []
+        times = timing.take_turns(
+            {"slow": slow, "quick": quick}, turns=5, least_launches=3, most_seconds=0.08,
+            on_burst=lambda: bursts.append(1),
+        )  # fmt: skip
+    assert 1 <= len(times["slow"].seconds) <= 2 and times["slow"].launches == 1
+    assert len(times["quick"].seconds) == 5 and times["quick"].launches == 3
+    assert len(bursts) == 10  # what a progress bar was told to expect
 
 
 def test_quartiles_of_one_measurement():

@@ -94,6 +94,47 @@ def test_a_peer_that_does_not_serve_the_shape_says_so(tmp_path, monkeypatch):
     assert result.status == 1 and "nothing was measured" in result.stderr
 
 
+def test_a_backend_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
+    with imported("attention") as attention:
+        plain = attention._attention
+
+        def failing(batch, sets, precision, backend):
+            if precision == "fp8":
+                raise RuntimeError("out of registers\nand more")
+            return plain(batch, sets, precision, backend)
+
+        monkeypatch.setattr(attention, "_attention", failing)
+        result = run_program(
+            attention, "--tokens_q=16", "--tokens_k=16", "--heads=1", "--peers=", "--noceiling",
+            *QUICK, json_file=tmp_path / "a.jsonl",
+        )  # fmt: skip
+    assert result.status == 1
+    assert "float8_e4m3fnuz xla: RuntimeError: out of registers\n" in result.stderr
+    failed, measured = result.lines
+    assert failed["unavailable"] == "RuntimeError: out of registers" and not failed["ok"]
+    assert measured["dtype"] == "bf16" and measured["median_ms"] > 0 and measured["ok"]
+
+
+def test_a_case_without_room_does_not_stop_the_others(tmp_path, monkeypatch):
+    with imported("attention") as attention:
+        plain = attention.inputs.tensor_sets
+
+        def failing(tokens_q, tokens_k, heads):
+            if tokens_k == 4096:
+                raise RuntimeError("out of memory")
+            return plain(16, 16, heads)
+
+        monkeypatch.setattr(attention.inputs, "tensor_sets", failing)
+        monkeypatch.setattr(attention, "_CASES", {"early": (16, 4096, True), "mid": (16, 16, True)})
+        result = run_program(
+            attention, "--cases=early,mid", "--heads=1", "--peers=", "--noceiling",
+            "--precisions=bf16", *QUICK, json_file=tmp_path / "a.jsonl",
+        )  # fmt: skip
+    assert result.status == 1 and "early: RuntimeError: out of memory" in result.stderr
+    assert [line["case"] for line in result.lines] == ["early", "mid"]
+    assert result.lines[1]["median_ms"] > 0
+
+
 def test_nothing_to_measure_is_exit_status_1():
     result = run(
         "attention", "--backends=", "--peers=", "--noceiling", "--tokens_q=8", "--tokens_k=8"
@@ -143,6 +184,11 @@ def test_a_wrong_result_is_exit_status_1(monkeypatch):
             "context_pass",
             "--ways=bf16,fp8-dynamic --max_time_of_bf16=0.1",
             "--max_time_of_bf16: expected fp8-static among --ways",
+        ),
+        (
+            "context_pass",
+            "--ways=bf16,fp8-static --max_time_of_dynamic=1",
+            "--max_time_of_dynamic: expected fp8-dynamic and fp8-static among --ways",
         ),
         ("needle", "--levels=", "--levels: expected at least one of attention"),
         ("needle", "--depths=", "--depths: expected 1 to 64 of them, got 0"),
@@ -217,8 +263,15 @@ def test_context_pass(tmp_path):
     assert all(line["median_ms"] > 0 and line["repetitions"] == 2 for line in passes)
     assert rows["attention pass", "bf16"]["refcheck"] == "passed"
     static = rows["layer pass", "fp8-static"]
-    assert static["refcheck"] == "passed" and static["bounds"][0]["limit"] == 1e-9
-    assert static["times_bf16"] > 0
+    assert static["refcheck"] == "passed" and static["times_bf16"] > 0
+    bounds = {bound["name"]: bound for line in passes for bound in line["bounds"]}
+    assert bounds["time over that of BF16"]["limit"] == 1e-9
+    for line in passes:
+        found = {bound["name"]: bound["value"] for bound in line["bounds"]}
+        assert found["seconds of the first call"] > 0
+        # Neither a segment, nor a repeat, nor a longer context compiles anything.
+        assert found["programs compiled later"] == 0
+        assert (line["programs_of_first_call"] > 0) == (line["shape"]["context"] == 100)
     parts = {what for what, _ in rows if what.startswith("segment: ")}
     assert parts == {
         f"segment: {x}" for x in ("up-projection", "quantization", "attention", "merge")

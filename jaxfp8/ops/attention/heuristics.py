@@ -119,10 +119,10 @@ def load_configs(path: Path) -> dict[str, KernelConfig]:
     return {key: _config_from_json(f"{path}: {key}", fields) for key, fields in table.items()}
 
 
-def save_configs(path: Path, configs: dict[str, KernelConfig]) -> None:
-    """Writes a file that `load_configs` reads."""
+def configs_to_json(configs: dict[str, KernelConfig]) -> str:
+    """The text of a file that `load_configs` reads."""
     table = {key: dataclasses.asdict(config) for key, config in sorted(configs.items())}
-    path.write_text(json.dumps(table, indent=2) + "\n")
+    return json.dumps(table, indent=2) + "\n"
 
 
 def _config_from_json(where: str, fields: Any) -> KernelConfig:
