@@ -18,7 +18,7 @@ _MOST_S = flags.DEFINE_float(
     "most_s", 5.0, "longest time for one implementation of a case: a slow one is repeated less",
     lower_bound=0.0,
 )  # fmt: skip
-_PAUSE = flags.DEFINE_float("pause", 0.1, "seconds of rest before a burst", lower_bound=0.0)
+_PAUSE = flags.DEFINE_float("pause", 0.05, "seconds of rest before a burst", lower_bound=0.0)
 CEILING = flags.DEFINE_bool("ceiling", True, "measure the device's copy and matrix product")
 
 

@@ -4,6 +4,10 @@
 
 Each makes a Subject from the sets of inputs, and raises where it does not serve the batch. A peer
 that is installed takes part; one that is asked for by name and cannot is an error.
+
+Sequences of unlike lengths torch's kernels serve a call each: there is no function for all of them
+that takes V narrower than K. JAX's path to cuDNN wants V as wide as K; what is timed computes with
+zeros beside V, laid there before.
 """
 
 from __future__ import annotations
@@ -86,30 +90,39 @@ def _torch_attention(kernel: str | None, batch: Batch, sets: list[Tensors]) -> S
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.attention.bias import causal_lower_right
 
-    length_q, length_k = _one_length(batch)
-    sequences = len(batch.lengths_q)
-    operands = [
-        [
-            torch.utils.dlpack.from_dlpack(x)
-            .unflatten(0, (sequences, -1))
-            .transpose(1, 2)
-            .contiguous()
-            for x in tensors
-        ]
-        for tensors in sets
-    ]
-    options: dict[str, Any] = {}
-    if batch.causal and length_q == length_k:
-        options["is_causal"] = True
-    elif batch.causal:
-        options["attn_mask"] = causal_lower_right(length_q, length_k)
+    # Sequences a call, and the lengths of one.
+    calls = [(1, q, k) for q, k in zip(batch.lengths_q, batch.lengths_k, strict=True)]
+    if len(set(calls)) == 1:
+        calls = [(len(calls), *calls[0][1:])]
+
+    def options(length_q: int, length_k: int) -> dict[str, Any]:
+        if not batch.causal:
+            return {}
+        if length_q == length_k:
+            return {"is_causal": True}
+        return {"attn_mask": causal_lower_right(length_q, length_k)}
+
+    def operands(tensors: Tensors) -> list[tuple[list[Any], dict[str, Any]]]:
+        q, k, v = map(torch.utils.dlpack.from_dlpack, tensors)
+        found, end_q, end_k = [], 0, 0
+        for count, length_q, length_k in calls:
+            begin_q, end_q = end_q, end_q + count * length_q
+            begin_k, end_k = end_k, end_k + count * length_k
+            parts = (q[begin_q:end_q], k[begin_k:end_k], v[begin_k:end_k])
+            if length_q and length_k:
+                heads_first = [
+                    x.unflatten(0, (count, -1)).transpose(1, 2).contiguous() for x in parts
+                ]
+                found.append((heads_first, options(length_q, length_k)))
+        return found
+
+    given = list(map(operands, sets))
     chosen = None if kernel is None else getattr(SDPBackend, kernel)
 
-    def launch(number: int) -> Any:
+    def launch(number: int) -> list[Any]:
+        attention = torch.nn.functional.scaled_dot_product_attention
         with torch.inference_mode(), sdpa_kernel(chosen) if chosen else contextlib.nullcontext():
-            return torch.nn.functional.scaled_dot_product_attention(
-                *pick(operands, number), **options
-            )
+            return [attention(*qkv, **mask) for qkv, mask in pick(given, number)]
 
     # Why a kernel does not serve the shapes torch says in warnings; the error names none.
     with warnings.catch_warnings(record=True) as said:
@@ -121,8 +134,16 @@ def _torch_attention(kernel: str | None, batch: Batch, sets: list[Tensors]) -> S
             reasons = [x for x in texts if "not used because" not in x and "disabled" not in x]
             raise NotImplementedError((reasons or [str(error)])[0]) from error
 
-    def output(out: Any) -> tuple[np.ndarray, None]:
-        return out.transpose(1, 2).flatten(0, 1).float().cpu().numpy(), None
+    def output(outs: list[Any]) -> tuple[np.ndarray, None]:
+        found = iter(out.transpose(1, 2).flatten(0, 1).float().cpu().numpy() for out in outs)
+        _, heads, v_head_dim = sets[0].v.shape
+        return np.concatenate(
+            [
+                next(found) if length_q and length_k
+                else np.zeros((count * length_q, heads, v_head_dim), np.float32)
+                for count, length_q, length_k in calls
+            ]
+        ), None  # fmt: skip
 
     return Subject(launch, torch_on_gpu.synchronize, output)
 
@@ -132,6 +153,7 @@ def _jax_cudnn(batch: Batch, sets: list[Tensors]) -> Subject:
     if batch.causal and length_q != length_k:
         raise NotImplementedError("its causal mask is aligned top left")
     sequences = len(batch.lengths_q)
+    v_head_dim = sets[0].v.shape[2]
 
     @jax.jit
     def attention(*tensors: Any) -> jax.Array:
@@ -139,7 +161,11 @@ def _jax_cudnn(batch: Batch, sets: list[Tensors]) -> Subject:
         out = jax.nn.dot_product_attention(q, k, v, is_causal=batch.causal, implementation="cudnn")
         return out.reshape(-1, *out.shape[2:])
 
-    return Subject(lambda i: attention(*pick(sets, i)), output=_on_host)
+    widths = [(0, 0), (0, 0), (0, sets[0].k.shape[2] - v_head_dim)]
+    padded = [(q, k, jnp.pad(v, widths)) for q, k, v in sets]
+    return Subject(
+        lambda i: attention(*pick(padded, i)), output=lambda out: _on_host(out[:, :, :v_head_dim])
+    )
 
 
 def _jax_cudnn_fp8(batch: Batch, sets: list[Tensors]) -> Subject:

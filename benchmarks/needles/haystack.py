@@ -148,5 +148,5 @@ def _gains(rng: np.random.Generator, heads: int, size: int) -> np.ndarray:
 @functools.partial(jax.jit, static_argnums=1)
 def _scaled(seed: Any, tokens: int, gain: jax.Array) -> jax.Array:
     """bfloat16 [tokens, H, D] of N(0, gain^2)."""
-    noise = jax.random.normal(jax.random.key(seed), (tokens, *gain.shape), jnp.bfloat16)
-    return noise * gain.astype(jnp.bfloat16)
+    noise = jax.random.normal(jax.random.key(seed), (tokens, *gain.shape), jnp.float32)
+    return (noise * gain).astype(jnp.bfloat16)

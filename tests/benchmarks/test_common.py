@@ -138,28 +138,30 @@ def test_bursts_take_turns():
     assert fields["quartiles_ms"][0] <= fields["median_ms"] <= fields["quartiles_ms"][1]
 
 
-def test_a_burst_is_as_long_as_asked():
+def test_a_burst_is_as_long_as_asked(monkeypatch):
     with imported("common.timing") as timing:
-        import time
+        monkeypatch.setattr(timing, "burst", lambda subject, launches: 1e-3)
+        assert timing.launches_for("subject", 1, 4.5e-3) == 5
+        assert timing.launches_for("subject", 9, 4.5e-3) == 9
+        assert timing.launches_for("subject", 2, 0.0) == 2
 
-        subject = timing.Subject(lambda i: time.sleep(1e-3), lambda _: None)
-        assert 3 <= timing.launches_for(subject, 1, 5e-3) <= 6
 
-
-def test_a_slow_subject_does_not_hold_up_the_others():
+def test_a_slow_subject_does_not_hold_up_the_others(monkeypatch):
     with imported("common.timing") as timing:
-        import time
-
-        slow = timing.Subject(lambda i: time.sleep(0.03), lambda _: None)
-        quick = timing.Subject(lambda i: None, lambda _: None)
+        seconds = {"slow": 0.03, "quick": 1e-6, "slowest": 9.0}
+        monkeypatch.setattr(timing, "burst", lambda subject, launches: seconds[subject])
         bursts = []
         times = timing.take_turns(
-            {"slow": slow, "quick": quick}, turns=5, least_launches=3, most_seconds=0.08,
+            {name: name for name in seconds}, turns=5, least_launches=3, most_seconds=0.08,
             on_burst=lambda: bursts.append(1),
         )  # fmt: skip
-    assert 1 <= len(times["slow"].seconds) <= 2 and times["slow"].launches == 1
-    assert len(times["quick"].seconds) == 5 and times["quick"].launches == 3
-    assert len(bursts) == 10  # what a progress bar was told to expect
+    assert {name: len(timing.seconds) for name, timing in times.items()} == {
+        "slow": 2, "quick": 5, "slowest": 1,
+    }  # fmt: skip
+    assert {name: timing.launches for name, timing in times.items()} == {
+        "slow": 1, "quick": 3, "slowest": 1,
+    }  # fmt: skip
+    assert len(bursts) == 15  # what a progress bar was told to expect
 
 
 def test_quartiles_of_one_measurement():

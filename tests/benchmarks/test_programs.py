@@ -67,7 +67,7 @@ def test_attention_beside_torch(tmp_path):
     """Peers that are installed take part without being asked for."""
     result = run(
         "attention", "--tokens_q=16", "--tokens_k=16", "--heads=1", "--precisions=bf16",
-        "--mixes=single,uniform", "--sequences=2", "--noceiling", *QUICK,
+        "--mixes=single,uniform,ragged", "--sequences=2", "--noceiling", *QUICK,
         json_file=tmp_path / "a.jsonl",
     )  # fmt: skip
     assert result.status == 0, result.stderr
@@ -75,6 +75,8 @@ def test_attention_beside_torch(tmp_path):
     assert rows["16x16", "torch-sdpa"]["refcheck"] == "passed"
     assert rows["16x16", "jax-xla"]["refcheck"] == "passed"
     assert rows["16x16-uniform", "torch-sdpa"]["refcheck"] == "passed"  # as a batch of two
+    # A call each for the others; one sequence has no keys.
+    assert rows["16x16-ragged", "torch-sdpa"]["refcheck"] == "passed"
     assert "torch" in rows["16x16", "torch-sdpa"]["versions"]
     assert ("16x16", "torch-cudnn") not in rows
 
