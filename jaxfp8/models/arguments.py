@@ -8,6 +8,7 @@ alike, by these; the weights are checked by `weights.check_weights`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any, get_args
 
@@ -16,12 +17,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfp8 import checks
+from jaxfp8.formats import Fp8Format
 from jaxfp8.models.config import MlaConfig
 from jaxfp8.ops.attention.base import Precision
 from jaxfp8.ops.attention.registry import get_backend
 from jaxfp8.scales.arguments import integer, require
 from jaxfp8.scales.errors import listed
 from jaxfp8.scales.layer_scales import LayerScales
+
+
+@dataclasses.dataclass(frozen=True)
+class PassOptions:
+    """What a pass is compiled for, beside shapes: `prefill_layer` explains each."""
+
+    segment: int
+    precision: Precision
+    new_tokens_precision: Precision
+    fmt: Fp8Format | None
+    backend: str | None
 
 
 def check_config(config: Any) -> None:
@@ -86,22 +99,22 @@ def check_precision(name: str, precision: Any) -> None:
         raise ValueError(f"{name}: expected 'fp8' or 'bf16', got {precision!r}")
 
 
-def check_precisions(precision: Any, new_tokens_precision: Any) -> None:
-    """Of a pass over the context, and of the new tokens: not the latter alone in FP8."""
+def check_options(
+    segment: Any, precision: Any, new_tokens_precision: Any, fmt: Any, backend: Any
+) -> PassOptions:
+    """The options of a pass, each sound, and the new tokens not in FP8 alone."""
+    segment = check_segment(segment)
     check_precision("precision", precision)
     check_precision("new_tokens_precision", new_tokens_precision)
     if new_tokens_precision == "fp8" and precision == "bf16":
         raise ValueError(
             "new_tokens_precision: expected 'bf16' in a pass of precision 'bf16', got 'fp8'"
         )
-
-
-def check_format_and_backend(fmt: Any, backend: Any) -> None:
-    """None or an Fp8Format; None or the name of a backend."""
     if fmt is not None:
         checks.fp8_format(fmt)
     if backend is not None:
         get_backend(backend)
+    return PassOptions(segment, precision, new_tokens_precision, fmt, backend)
 
 
 def check_scales(scales: Any, precision: Precision, num_heads: int) -> LayerScales | None:

@@ -34,7 +34,7 @@ after the merge: gate and o_proj.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,14 +45,13 @@ from jaxfp8 import checks
 from jaxfp8.formats import Fp8Format
 from jaxfp8.models import mla
 from jaxfp8.models.arguments import (
+    PassOptions,
     check_cache,
     check_config,
-    check_format_and_backend,
     check_hidden,
     check_number,
-    check_precisions,
+    check_options,
     check_scales,
-    check_segment,
 )
 from jaxfp8.models.batch import NewTokens, PrefillBatch, check_batch, new_tokens, sound_batch
 from jaxfp8.models.config import MlaConfig
@@ -174,16 +173,12 @@ def prefill_layer_sharded(
             f"{list(cache.shape)}"
         )
     batch = _check_batch(batch, parts, hidden.shape[0], cache.shape[0] // parts)
-    segment = check_segment(segment)
-    check_precisions(precision, new_tokens_precision)
-    check_format_and_backend(fmt, backend)
+    options = check_options(segment, precision, new_tokens_precision, fmt, backend)
     checked_scales = check_scales(scales, precision, heads)
     check_placed(sharding, config, weights, cache, scales)
     return _prefill_layer_sharded(
-        sharding, config, weights, hidden, cache, batch, checked_scales,
-        segment=segment, precision=precision, new_tokens_precision=new_tokens_precision,
-        fmt=fmt, backend=backend,
-    )  # fmt: skip
+        sharding, config, weights, hidden, cache, batch, checked_scales, options=options
+    )
 
 
 def merge_over_axis(out: jax.Array, lse: jax.Array, axis_name: str) -> tuple[jax.Array, jax.Array]:
@@ -212,16 +207,12 @@ def merge_over_axis(out: jax.Array, lse: jax.Array, axis_name: str) -> tuple[jax
 
 @functools.partial(
     jax.jit,
-    static_argnames=(
-        "sharding", "config", "segment", "precision", "new_tokens_precision", "fmt", "backend"
-    ),
+    static_argnames=("sharding", "config", "options"),
     donate_argnames="cache",
-)  # fmt: skip
+)
 def _prefill_layer_sharded(
     sharding: MlaSharding, config: MlaConfig, weights: MlaWeights, hidden: jax.Array,
-    cache: jax.Array, batch: ShardedBatch, scales: LayerScales | None,
-    *, segment: int, precision: Precision, new_tokens_precision: Precision,
-    fmt: Fp8Format | None, backend: str | None,
+    cache: jax.Array, batch: ShardedBatch, scales: LayerScales | None, *, options: PassOptions,
 ) -> PrefilledLayer:  # fmt: skip
     everywhere = PartitionSpec()
 
@@ -237,8 +228,7 @@ def _prefill_layer_sharded(
         held, new = _part_of(batch, part, num_tokens, capacity)
         state, cache = write_and_attend(
             config, weights, hidden, cache, held, new, scales,
-            takes_new_tokens=part == batch.new_tokens_part, segment=segment, precision=precision,
-            new_tokens_precision=new_tokens_precision, fmt=fmt, backend=backend,
+            takes_new_tokens=part == batch.new_tokens_part, options=options,
         )  # fmt: skip
         attention = state.acc
         if sharding.cp_size > 1:
@@ -282,6 +272,22 @@ def _part_of(
     return held, NewTokens(position, row)
 
 
+def _check_part(part: Any, parts: int) -> jax.Array:
+    """int32 [], one of so many parts."""
+    if checks.is_traced(part):
+        return part
+    try:
+        value = np.asarray(part)
+        sound = not value.shape and np.issubdtype(value.dtype, np.integer) and 0 <= value < parts
+    except ValueError:  # a list of uneven lists
+        sound = False
+    if not sound:
+        raise ValueError(
+            f"new_tokens_part: expected an integer from 0 to {parts - 1}, got {part!r}"
+        )
+    return jnp.asarray(value, jnp.int32)
+
+
 def _check_batch(batch: ShardedBatch, parts: int, num_tokens: int, capacity: int) -> ShardedBatch:
     """The batch, each part of it checked as `check_batch` does."""
     require("batch", batch, ShardedBatch, "a ShardedBatch")
@@ -290,14 +296,7 @@ def _check_batch(batch: ShardedBatch, parts: int, num_tokens: int, capacity: int
     for name, x in (("context_lens", lens), ("cu_seqlens_cache", offsets)):
         shape = f"[{parts}, {x.shape[1]}]"
         checks.matches(name, x, shape, (parts, None), "the mesh")
-    takes = batch.new_tokens_part
-    if not checks.is_traced(takes):
-        value = np.asarray(takes)
-        if value.shape or not np.issubdtype(value.dtype, np.integer) or not 0 <= value < parts:
-            raise ValueError(
-                f"new_tokens_part: expected an integer from 0 to {parts - 1}, got {takes!r}"
-            )
-        takes = jnp.asarray(value, jnp.int32)
+    takes = _check_part(batch.new_tokens_part, parts)
     cu_seqlens_q = checks.cu_seqlens("cu_seqlens_q", batch.cu_seqlens_q, num_tokens, "hidden")
     none = jnp.zeros_like(cu_seqlens_q)
     for part in range(parts):

@@ -41,13 +41,13 @@ import jax.numpy as jnp
 from jaxfp8.formats import Fp8Format
 from jaxfp8.models import mla
 from jaxfp8.models.arguments import (
+    PassOptions,
     check_cache,
     check_config,
-    check_format_and_backend,
     check_hidden,
     check_number,
+    check_options,
     check_precision,
-    check_precisions,
     check_scales,
     check_segment,
 )
@@ -157,15 +157,9 @@ def prefill_layer(
     check_hidden(config, hidden)
     check_cache(config, cache)
     batch = check_batch(batch, hidden.shape[0], cache.shape[0])
-    segment = check_segment(segment)
-    check_precisions(precision, new_tokens_precision)
-    check_format_and_backend(fmt, backend)
+    options = check_options(segment, precision, new_tokens_precision, fmt, backend)
     scales = check_scales(scales, precision, weights.num_heads)
-    return _prefill_layer(
-        config, weights, hidden, cache, batch, scales,
-        segment=segment, precision=precision, new_tokens_precision=new_tokens_precision,
-        fmt=fmt, backend=backend,
-    )  # fmt: skip
+    return _prefill_layer(config, weights, hidden, cache, batch, scales, options=options)
 
 
 def attend_context(
@@ -219,25 +213,16 @@ def attend_context(
     return dataclasses.replace(state, acc=acc, lse=lse)
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=(
-        "config", "segment", "precision", "new_tokens_precision", "fmt", "backend"
-    ),
-    donate_argnames="cache",
-)  # fmt: skip
+@functools.partial(jax.jit, static_argnames=("config", "options"), donate_argnames="cache")
 def _prefill_layer(
     config: MlaConfig, weights: MlaWeights, hidden: jax.Array, cache: jax.Array,
-    batch: PrefillBatch, scales: LayerScales | None,
-    *, segment: int, precision: Precision, new_tokens_precision: Precision,
-    fmt: Fp8Format | None, backend: str | None,
+    batch: PrefillBatch, scales: LayerScales | None, *, options: PassOptions,
 ) -> PrefilledLayer:  # fmt: skip
     num_tokens, capacity = hidden.shape[0], cache.shape[0]
     batch = sound_batch(batch, num_tokens, capacity)
     state, cache = write_and_attend(
         config, weights, hidden, cache, batch, new_tokens(batch, num_tokens, capacity), scales,
-        segment=segment, precision=precision, new_tokens_precision=new_tokens_precision,
-        fmt=fmt, backend=backend,
+        options=options,
     )  # fmt: skip
     out = mla.gated_output(config, weights, hidden, state.acc)
     counted = jnp.arange(num_tokens) < batch.cu_seqlens_q[-1]
@@ -247,8 +232,7 @@ def _prefill_layer(
 def write_and_attend(
     config: MlaConfig, weights: MlaWeights, hidden: jax.Array, cache: jax.Array,
     batch: PrefillBatch, new: NewTokens, scales: LayerScales | None,
-    *, takes_new_tokens: jax.Array | None = None, segment: int, precision: Precision,
-    new_tokens_precision: Precision, fmt: Fp8Format | None, backend: str | None,
+    *, takes_new_tokens: jax.Array | None = None, options: PassOptions,
 ) -> tuple[PrefillState, jax.Array]:  # fmt: skip
     """A pass up to its output: what one device and each device of a mesh do alike.
 
@@ -257,7 +241,7 @@ def write_and_attend(
       batch: sound.
       new: where the new tokens stand in their sequences, and where their latents go.
       takes_new_tokens: bool [], whether the new tokens attend to each other here; None is yes.
-      segment, precision, new_tokens_precision, fmt, backend: as in `prefill_layer`.
+      options: checked.
 
     Returns:
       The state after new tokens and context, and the cache with the new tokens' latents.
@@ -269,12 +253,13 @@ def write_and_attend(
         mla.queries(config, weights, hidden, new.position),
         batch.cu_seqlens_q,
         softmax_scale=config.softmax_scale,
-        precision=precision,
+        precision=options.precision,
         q_descale=None if scales is None else scales.q,
         v_head_dim=config.v_head_dim,
-        fmt=fmt,
-        backend=backend,
+        fmt=options.fmt,
+        backend=options.backend,
     )
+    new_tokens_precision = options.new_tokens_precision
     k_descale, v_descale = (None, None)
     if scales is not None and new_tokens_precision == "fp8":
         k_descale, v_descale = scales.k, scales.v
@@ -289,5 +274,7 @@ def write_and_attend(
         state = attend_to_each_other(state)
     else:
         state = jax.lax.cond(takes_new_tokens, attend_to_each_other, lambda state: state, state)
-    state = attend_context(state, config, weights, cache, batch, segment=segment, scales=scales)
+    state = attend_context(
+        state, config, weights, cache, batch, segment=options.segment, scales=scales
+    )
     return state, cache

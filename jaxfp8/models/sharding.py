@@ -126,7 +126,8 @@ def check_placed(
     """ValueError unless all arrays that a mesh has parts of lie on it, where they have to.
 
     That is on a mesh with axes of type Explicit, as `jax.make_mesh` makes them; on one with axes of
-    type Auto, JAX moves arrays to where they are needed. Traced arrays are left to JAX.
+    type Auto, JAX moves arrays to where they are needed. Of a traced array only its place along
+    Explicit axes is known, and compared.
     """
     if AxisType.Explicit not in sharding.mesh.axis_types:
         return
@@ -139,7 +140,7 @@ def check_placed(
     away = [
         (name, its_spec)
         for name, x, its_spec in given
-        if x is not None and not (checks.is_traced(x) or _lies_on(sharding.mesh, its_spec, x))
+        if x is not None and not _lies_on(sharding.mesh, its_spec, x)
     ]
     if away:
         name, its_spec = away[0]
@@ -160,12 +161,26 @@ _PLACES = {
 
 
 def _lies_on(mesh: Mesh, spec: PartitionSpec, x: Any) -> bool:
-    """Whether x is a JAX array with that sharding."""
-    held = x.sharding if isinstance(x, jax.Array) else None
-    if not isinstance(held, NamedSharding) or held.mesh != mesh:
-        return False
-    padded = [(*s, *[None] * (x.ndim - len(s))) for s in (held.spec, spec)]
-    return padded[0] == padded[1]
+    """Whether x is a JAX array with that sharding, as far as that is known."""
+    axes = set(mesh.axis_names)
+    if checks.is_traced(x):
+        held = jax.typeof(x).sharding
+        types = zip(mesh.axis_names, mesh.axis_types, strict=True)
+        axes = {name for name, its_type in types if its_type == AxisType.Explicit}
+    else:
+        held = x.sharding if isinstance(x, jax.Array) else None
+        if not isinstance(held, NamedSharding) or held.mesh != mesh:
+            return False
+    return _axes_by_dim(held.spec, x.ndim, axes) == _axes_by_dim(spec, x.ndim, axes)
+
+
+def _axes_by_dim(spec: PartitionSpec, ndim: int, axes: set[str]) -> list[list[str]]:
+    """Which of the axes each dimension of an array is spread over."""
+    dims = [*spec, *[None] * (ndim - len(spec))]
+    return [
+        [name for name in (dim if isinstance(dim, tuple) else (dim,)) if name in axes]
+        for dim in dims
+    ]
 
 
 def load_sharded_layers(

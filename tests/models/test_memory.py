@@ -16,6 +16,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxfp8.models import PrefillBatch, prefill, segment_bytes
+from jaxfp8.models.arguments import check_options
 from jaxfp8.rocm.compile import described_gfx942
 from jaxfp8.rocm.plugin import mi300x_mesh
 from tests.models.builders import TINY, tiny_weights
@@ -38,7 +39,7 @@ def traced(capacity: int, precision: str, sharding: NamedSharding | None) -> Any
         shape(capacity, TINY.latent_dim),
         PrefillBatch(offsets, shape(SEQUENCES, dtype=np.int32), offsets),
         None,
-        segment=SEGMENT, precision=precision, new_tokens_precision="bf16", fmt=None, backend=None,
+        options=check_options(SEGMENT, precision, "bf16", None, None),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from jaxfp8.models import KIMI_K3, parallel
+from jaxfp8.models.arguments import check_options
 from jaxfp8.models.parallel import Communication, communication_bytes
 from jaxfp8.models.sharding import MlaSharding
 from tests.models.sharded_case import (
@@ -38,7 +39,7 @@ def lowered(sharding: MlaSharding) -> Any:
     return parallel._prefill_layer_sharded.lower(
         sharding, CONFIG, weights, case.hidden, cache,
         parallel._check_batch(case.batch, parts, TOKENS, CAPACITY), None,
-        segment=SEGMENT, precision="bf16", new_tokens_precision="bf16", fmt=None, backend=None,
+        options=check_options(SEGMENT, "bf16", "bf16", None, None),
     )  # fmt: skip
 
 

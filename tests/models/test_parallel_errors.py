@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 from jaxfp8 import LayerScales
 from jaxfp8.models import CheckpointError, parallel, rank_weights
@@ -133,6 +134,11 @@ def test_arrays(change, message):
         ({"new_tokens_part": 0}, "part 0 of the context: cache: expected room"),
         ({"new_tokens_part": 2}, "new_tokens_part: expected an integer from 0 to 1, got 2"),
         ({"new_tokens_part": True}, "new_tokens_part: expected an integer from 0 to 1, got True"),
+        ({"new_tokens_part": [0]}, "new_tokens_part: expected an integer from 0 to 1, got [0]"),
+        (
+            {"new_tokens_part": [[0], [0, 1]]},
+            "new_tokens_part: expected an integer from 0 to 1, got [[0], [0, 1]]",
+        ),
     ],
 )
 def test_batches(change, message):
@@ -200,6 +206,27 @@ def test_a_mesh_with_explicit_axes_wants_arrays_in_their_place():
     fp8["scales"] = shard_scales(artifact, [LAYER], sharding)[LAYER]
     with pytest.raises(NameError, match=r"_prefill_layer_sharded"):
         run(sharding, weights=weights, cache=cache, **fp8)
+
+
+@pytest.mark.parametrize("explicit", [("tp", "cp"), ("cp",)])
+def test_traced_arrays_have_their_place_on_explicit_axes(explicit):
+    types = [AxisType.Explicit if name in explicit else AxisType.Auto for name in ("tp", "cp")]
+    mesh = jax.make_mesh((2, 2), ("tp", "cp"), tuple(types), devices=jax.devices()[:4])
+    sharding = MlaSharding(mesh)
+    weights, cache = placed(CASE, sharding)
+
+    def trace(weights: Any, cache: Any) -> None:
+        jax.jit(lambda w, c: run(sharding, weights=w, cache=c)).trace(weights, cache)
+
+    with pytest.raises(NameError, match=r"_prefill_layer_sharded"):
+        trace(weights, cache)
+    with pytest.raises(ValueError, match=r"^cache: expected an array that lies on the mesh"):
+        trace(weights, CASE.cache)
+    error, message = NameError, r"_prefill_layer_sharded"  # JAX moves what is Auto
+    if "tp" in explicit:
+        error, message = ValueError, r"^weights.g_proj: expected an array that lies on the mesh"
+    with pytest.raises(error, match=message):
+        trace(CASE.weights, cache)
 
 
 def test_an_artifact_of_another_number_of_ranks():
