@@ -61,7 +61,7 @@ _BACKENDS = flags.DEFINE_list("backends", None, "of this library; its own choice
 _WAYS = flags.DEFINE_list("ways", list(ways.NAMES), f"some of {', '.join(ways.NAMES)}")
 _SMALL = flags.DEFINE_bool("small", False, "layers of the small preset, not of Kimi-K3's size")
 _REPEATS = flags.DEFINE_integer("repeats", 3, "matched repeats", lower_bound=1)
-_BURST_MS = flags.DEFINE_float("burst_ms", 300.0, "least length of a repeat", lower_bound=0.0)
+_BURST_MS = flags.DEFINE_float("burst_ms", 150.0, "least length of a repeat", lower_bound=0.0)
 _PARTS = flags.DEFINE_bool("parts", True, "also time the parts of a segment")
 _MAX_FIRST_CALL_S = flags.DEFINE_float(
     "max_first_call_s", 60.0, "bound on the seconds of a first call, which compiles"

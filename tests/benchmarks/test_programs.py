@@ -81,6 +81,15 @@ def test_attention_beside_torch(tmp_path):
     assert ("16x16", "torch-cudnn") not in rows
 
 
+@needs_torch
+def test_torch_says_why_a_kernel_does_not_serve_a_shape():
+    with imported("common.peers") as peers:
+        batch = peers.inputs.batch("single", 16, 16, False, 1)
+        sets = peers.inputs.tensor_sets(16, 16, 1)
+        with pytest.raises(NotImplementedError, match=r"^Flash attention requires .* dimension"):
+            peers._torch_attention("FLASH_ATTENTION", batch, sets)
+
+
 def test_a_peer_that_does_not_serve_the_shape_says_so(tmp_path, monkeypatch):
     def make(batch, sets):
         raise NotImplementedError("it serves one sequence a call")
