@@ -8,33 +8,54 @@ the ceiling, error against key count, and for what is left the time of each.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from common.result import Result
 
+_WIDTH = 11.0
+
+# Inches of a bar, or of a line of a legend, in the small font that both have.
+_LINE = 0.16
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """Something to draw.
+
+    Attributes:
+      draw: a function of a matplotlib axes.
+      height: inches that it needs.
+    """
+
+    draw: Callable[[Any], None]
+    height: float
+
 
 def figure(results: Sequence[Result]) -> Any:
     """A matplotlib figure of all the plots that the results give."""
     from matplotlib.figure import Figure
 
-    drawn = plots(results)
-    figure = Figure(figsize=(9, 4.2 * max(1, len(drawn))), layout="constrained")
-    axes = figure.subplots(max(1, len(drawn)), 1, squeeze=False)[:, 0]
-    for ax, draw in zip(axes, drawn.values(), strict=False):
-        draw(ax)
+    drawn = list(plots(results).values())
+    heights = [plot.height for plot in drawn] or [1.0]
+    figure = Figure(figsize=(_WIDTH, sum(heights)), layout="constrained")
+    axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for ax, plot in zip(axes, drawn, strict=False):
+        plot.draw(ax)
     if not drawn:
         axes[0].set_title("nothing to plot")
     return figure
 
 
-def single(draw: Callable[[Any], None]) -> Any:
+def single(plot: Plot) -> Any:
     """A figure of one plot."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
-    draw(figure.subplots())
+    figure = Figure(figsize=(_WIDTH, plot.height), layout="constrained")
+    plot.draw(figure.subplots())
     return figure
 
 
@@ -45,23 +66,24 @@ def png(figure: Any) -> bytes:
     return file.getvalue()
 
 
-def plots(results: Sequence[Result]) -> dict[str, Callable[[Any], None]]:
-    """What can be drawn, by name: functions of a matplotlib axes."""
+def plots(results: Sequence[Result]) -> dict[str, Plot]:
+    """What can be drawn, by name."""
     timed = [result for result in results if result.median_ms is not None]
     by_context = [result for result in timed if "context" in result.shape]
     rated = [result for result in timed if result.fraction_of_ceiling is not None]
     wrong = [result for result in results if result.errors and keys_of(result)]
     others = [r for r in timed if r not in by_context and r not in rated]
-    drawn: dict[str, Callable[[Any], None]] = {}
-    if by_context:
-        drawn["time_by_context"] = lambda ax: _time_by_context(ax, by_context)
-    if rated:
-        drawn["rate_to_ceiling"] = lambda ax: _rate_to_ceiling(ax, rated)
-    if wrong:
-        drawn["error_by_keys"] = lambda ax: _error_by_keys(ax, wrong)
-    if others:
-        drawn["time"] = lambda ax: _time(ax, others)
-    return drawn
+    kinds = {
+        "time_by_context": (_time_by_context, by_context, len(_series(by_context))),
+        "rate_to_ceiling": (_rate_to_ceiling, rated, len(rated)),
+        "error_by_keys": (_error_by_keys, wrong, len(_series(wrong))),
+        "time": (_time, others, len(others)),
+    }
+    return {
+        name: Plot(functools.partial(draw, results=shown), max(4.2, 1.0 + _LINE * lines))
+        for name, (draw, shown, lines) in kinds.items()
+        if shown
+    }
 
 
 def keys_of(result: Result) -> int | None:
@@ -84,7 +106,15 @@ def _series(results: Sequence[Result]) -> dict[str, list[Result]]:
     return series
 
 
+def _tell_apart(ax: Any) -> None:
+    """More colours than there are by default: two lines of one would be taken for the same."""
+    import matplotlib
+
+    ax.set_prop_cycle(color=matplotlib.colormaps["tab20"].colors)
+
+
 def _time_by_context(ax: Any, results: Sequence[Result]) -> None:
+    _tell_apart(ax)
     for name, group in _series(results).items():
         group = sorted(group, key=lambda result: result.shape["context"])
         ax.plot([r.shape["context"] for r in group], [r.median_ms for r in group], "o-", label=name)
@@ -93,7 +123,7 @@ def _time_by_context(ax: Any, results: Sequence[Result]) -> None:
     ax.set_xlabel("tokens of context")
     ax.set_ylabel("median ms")
     ax.set_title("Time against context length")
-    ax.legend(fontsize=7)
+    ax.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))
 
 
 def _rate_to_ceiling(ax: Any, results: Sequence[Result]) -> None:
@@ -103,6 +133,7 @@ def _rate_to_ceiling(ax: Any, results: Sequence[Result]) -> None:
     ax.bar_label(bars, [_rate(r) for r in results], fontsize=7, padding=2)
     ax.set_yticks(range(len(names)), names, fontsize=7)
     ax.invert_yaxis()
+    ax.margins(y=0.01)
     ax.axvline(100, color="black", linewidth=0.8)
     ax.set_xlabel("% of the ceiling measured in the same run")
     ax.set_title("Rate against the ceiling")
@@ -116,6 +147,7 @@ def _rate(result: Result) -> str:
 
 
 def _error_by_keys(ax: Any, results: Sequence[Result]) -> None:
+    _tell_apart(ax)
     for name, group in _series(results).items():
         group = sorted(group, key=lambda result: keys_of(result) or 0)
         ax.plot([keys_of(r) for r in group], [r.errors[0].value for r in group], "o-", label=name)
@@ -124,7 +156,7 @@ def _error_by_keys(ax: Any, results: Sequence[Result]) -> None:
     ax.set_xlabel("keys")
     ax.set_ylabel(results[0].errors[0].name)
     ax.set_title("Error against key count")
-    ax.legend(fontsize=7)
+    ax.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))
 
 
 def _time(ax: Any, results: Sequence[Result]) -> None:
@@ -133,6 +165,7 @@ def _time(ax: Any, results: Sequence[Result]) -> None:
     ax.bar_label(bars, [f"{r.median_ms:.4g} ms" for r in results], fontsize=7, padding=2)
     ax.set_yticks(range(len(names)), names, fontsize=7)
     ax.invert_yaxis()
+    ax.margins(y=0.01)
     ax.set_xscale("log")
     ax.set_xlabel("median ms")
     ax.set_title("Time")
