@@ -110,7 +110,7 @@ def _tell_apart(ax: Any) -> None:
     """More colours than there are by default: two lines of one would be taken for the same."""
     import matplotlib
 
-    ax.set_prop_cycle(color=matplotlib.colormaps["tab20"].colors)
+    ax.set_prop_cycle(color=matplotlib.colormaps["tab20"](range(20)))
 
 
 def _time_by_context(ax: Any, results: Sequence[Result]) -> None:
