@@ -83,26 +83,51 @@ def test_packed_context_holds_every_key_where_the_kernel_looks(monkeypatch):
     np.testing.assert_array_equal(first_nan, expected)
 
 
+def table_without_kernel(cu_q, cu_k, num_tokens, **options):
+    """What attention_tasks makes, of the same functions."""
+    num_sequences = len(cu_q) - 1
+    size = schedule.max_tasks(num_tokens, num_sequences, options["block_q"], options["parts"])
+    index = jnp.arange(size, dtype=jnp.int32)
+    fields, count = schedule.tasks_at(index, cu_q, cu_k, num_sequences, num_tokens, **options)
+    work = fields[kernel.BLOCKS]
+    place = schedule.rank(index, work, lambda i: work[i], count)
+    table = np.zeros((size + 1, kernel.TASK_FIELDS), np.int32)
+    table[place[:count]] = np.stack(fields, axis=1)[:count]
+    table[size, 0] = count
+    return table
+
+
+TABLE_LENGTHS = [
+    ((300,), (1000,)),
+    ((1,), (0,)),
+    ((5, 0, 131, 64), (70, 9, 20, 500)),
+    ((9, 8), (0, 3)),
+]
+
+
+@pytest.mark.skipif(jaxfp8.detect_target().arch != "sm90", reason="needs an NVIDIA Hopper GPU")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("parts", [1, 3])
-@pytest.mark.parametrize(
-    ("lengths_q", "lengths_k"),
-    [((300,), (1000,)), ((1,), (0,)), ((5, 0, 131, 64), (70, 9, 20, 500)), ((9, 8), (0, 3))],
-)
+@pytest.mark.parametrize("lengths", [*TABLE_LENGTHS, (tuple(range(90)), tuple(range(90, 0, -1)))])
+def test_the_kernel_makes_the_table(lengths, parts, causal):
+    cu_q, cu_k = (jnp.asarray(cu_seqlens(x)) for x in lengths)
+    capacity = sum(lengths[0]) + 37
+    options = {"block_q": 128, "block_kv": 160, "causal": causal, "parts": parts}
+    want = table_without_kernel(cu_q, cu_k, capacity, **options)
+    got = np.asarray(schedule.attention_tasks(cu_q, cu_k, capacity, **options))
+    count = want[-1, 0]
+    np.testing.assert_array_equal(got[:count], want[:count])
+    np.testing.assert_array_equal(got[-1], want[-1])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize(("lengths_q", "lengths_k"), TABLE_LENGTHS)
 def test_tasks_cover_every_row_and_every_key_it_sees_once(lengths_q, lengths_k, parts, causal):
     capacity, block_q, block_kv = sum(lengths_q) + 37, 128, 160
     cu_q, cu_k = cu_seqlens(lengths_q), cu_seqlens(lengths_k)
-    tasks = np.asarray(
-        schedule.attention_tasks(
-            jnp.asarray(cu_q),
-            jnp.asarray(cu_k),
-            capacity,
-            block_q=block_q,
-            block_kv=block_kv,
-            causal=causal,
-            parts=parts,
-        )
-    )
+    options = {"block_q": block_q, "block_kv": block_kv, "causal": causal, "parts": parts}
+    tasks = table_without_kernel(jnp.asarray(cu_q), jnp.asarray(cu_k), capacity, **options)
     count = tasks[-1, 0]
     starts = np.asarray(schedule.packed_starts(jnp.asarray(cu_k)))
     covered = np.zeros((parts, capacity), int)
@@ -125,9 +150,7 @@ def test_tasks_cover_every_row_and_every_key_it_sees_once(lengths_q, lengths_k, 
             expected[cu_q[b] + i, starts[b] : starts[b] + visible] = 1
     np.testing.assert_array_equal(keys_seen, expected)
     # The order is what balances the blocks: never more work after less.
-    work = tasks[:count, kernel.BLOCKS]
-    if len(lengths_q) > 1:
-        assert (np.diff(work) <= 0).all()
+    assert (np.diff(tasks[:count, kernel.BLOCKS]) <= 0).all()
 
 
 @pytest.mark.skipif(jaxfp8.detect_target().arch != "sm90", reason="needs an NVIDIA Hopper GPU")
@@ -151,18 +174,31 @@ def test_the_kernel_packs_the_same_bits_as_xla(fmt, dqk, monkeypatch):
     )
 
 
-def test_assembled_keys_pack_as_the_array_they_stand_for(monkeypatch):
-    monkeypatch.setattr(packing, "_REFS_AS_OPERANDS", False)
-    rng = np.random.default_rng(2)
+def assembled(rng):
+    """An AssembledKey and a V that lie in one array, and the key in one piece."""
     k, v = context(rng, 300)
     k[:, :, 128:] = k[:, :1, 128:]
     nope = jnp.asarray(np.concatenate([k[:, :, :128], v[:, :, 128:]], axis=2))
-    assembled = jaxfp8.AssembledKey(jaxfp8.HeadSlice(nope, 0, 128), jnp.asarray(k[:, 0, 128:]))
-    values = jaxfp8.HeadSlice(nope, 128, 128)
-    rest = (values, jnp.asarray(cu_seqlens(LENGTHS)), *jnp.full((2, 3), 0.01), jaxfp8.E4M3FN)
-    got, want = packing.pack_context(assembled, *rest), packing.pack_context(jnp.asarray(k), *rest)
+    key = jaxfp8.AssembledKey(jaxfp8.HeadSlice(nope, 0, 128), jnp.asarray(k[:, 0, 128:]))
+    return key, jaxfp8.HeadSlice(nope, 128, 128), jnp.asarray(k)
+
+
+def assert_packed_alike(key, values, whole, fmt):
+    rest = (values, jnp.asarray(cu_seqlens(LENGTHS)), *jnp.full((2, 3), 0.01), fmt)
+    got, want = packing.pack_context(key, *rest), packing.pack_context(whole, *rest)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
+
+
+def test_assembled_keys_pack_as_the_array_they_stand_for(monkeypatch):
+    monkeypatch.setattr(packing, "_REFS_AS_OPERANDS", False)
+    assert_packed_alike(*assembled(np.random.default_rng(2)), jaxfp8.E4M3FN)
+
+
+@pytest.mark.skipif(jaxfp8.detect_target().arch != "sm90", reason="needs an NVIDIA Hopper GPU")
+@pytest.mark.parametrize("fmt", [jaxfp8.E4M3FN, None], ids=["fp8", "bf16"])
+def test_the_kernel_reads_assembled_keys_where_they_lie(fmt):
+    assert_packed_alike(*assembled(np.random.default_rng(2)), fmt)
 
 
 def test_pieces_of_a_split_merge_by_their_lse():

@@ -57,6 +57,7 @@ class PackedContext:
     k: jax.Array
     v: jax.Array
     first_nan: jax.Array
+    first_nan_of_head: jax.Array
 
 
 def _num_parts(num_tokens: int, num_keys: int, num_heads: int, precision: Precision) -> int:
@@ -127,9 +128,8 @@ class MosaicGpuBackend:
         """The context packed; None where there is no room for a key."""
         if k.shape[0] == 0 or cu_seqlens.shape[0] == 1:
             return None
-        return PackedContext(
-            *packing.pack_context(k, v, cu_seqlens, k_descale, v_descale, spec.fmt)
-        )
+        k, v, first_nan = packing.pack_context(k, v, cu_seqlens, k_descale, v_descale, spec.fmt)
+        return PackedContext(k, v, first_nan, jnp.min(first_nan, axis=2))
 
     def attend(
         self,
@@ -162,6 +162,7 @@ class MosaicGpuBackend:
             packed.k,
             packed.v,
             packed.first_nan,
+            packed.first_nan_of_head,
             tasks,
             scales.astype(jnp.float32),
             config=config,

@@ -16,7 +16,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxlib.mlir.dialects import arith
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, memref
 
 from jaxfp8.ops.attention import pallas_mosaic_gpu_emit as emit
 
@@ -56,7 +57,9 @@ class ConsumerCode:
     last_output: _Code
     epilogue: _Code
     warpgroup_barrier: _Code
-    turn: _Code
+    take_number: _Code
+    await_turn: _Code
+    give_turn: _Code
 
 
 def consumer_code(
@@ -67,7 +70,6 @@ def consumer_code(
     num_heads: int,
     causal: bool,
     parts: int,
-    consumers: int,
     qk_ref: plgpu.RefType,
     v_ref: plgpu.RefType,
 ) -> ConsumerCode:
@@ -80,7 +82,6 @@ def consumer_code(
       num_heads: H.
       causal: whether a tile's rows see one key more each.
       parts: 1 for bfloat16 output, more for float32.
-      consumers: consumer warpgroups of a thread block.
       qk_ref: how Q and K lie in shared memory.
       v_ref: how V lies there.
     """
@@ -398,6 +399,7 @@ def consumer_code(
             scalar,
             scalar,
             scalar,
+            scalar,
         )
     )
     def epilogue(
@@ -414,16 +416,32 @@ def consumer_code(
         first_row: Any,
         skip: Any,
         rows: Any,
+        nan_key: Any,
     ) -> None:
-        """Normalise and store rows skip : rows."""
+        """Normalise and store rows skip : rows; nan_key is the least of nan_gmem."""
         output, maxima, limit = emit.unpack(o), emit.unpack(m), emit.unpack(limits)
         sums = [emit.across_quad(emit.add, x) for x in emit.unpack(l)]
         column = emit.fragment_column()
-        nan_address = emit.offset_address(emit.global_address(nan_gmem), column, 4)
-        nan_keys: list[Any] = []
-        for group in range(dv // 8):
-            address = arith.addi(nan_address, emit.i64(32 * group))
-            nan_keys += emit.load_global(address, [emit.i32_type()] * 2)
+        empty = [arith.cmpf(arith.CmpFPredicate.OEQ, x, emit.f32(0.0)) for x in sums]
+        inverses = [emit.mul(emit.reciprocal(x), emit.scalar(v_descale)) for x in sums]
+        zero = emit.f32(0.0)
+        inverses = [arith.select(x, zero, y) for x, y in zip(empty, inverses, strict=True)]
+        output = [emit.mul(x, inverses[row_half(i)]) for i, x in enumerate(output)]
+
+        def with_nan() -> list[Any]:
+            """NaN in the columns that have one among the keys that the row sees."""
+            nan_address = emit.offset_address(emit.global_address(nan_gmem), column, 4)
+            values = []
+            for group in range(dv // 8):
+                address = arith.addi(nan_address, emit.i64(32 * group))
+                keys = emit.load_global(address, [emit.i32_type()] * 2)
+                for i in range(4 * group, 4 * group + 4):
+                    sees_nan = emit.less(keys[i % 2], limit[row_half(i)])
+                    values.append(arith.select(sees_nan, emit.f32(math.nan), output[i]))
+            return values
+
+        seen = [emit.less(emit.scalar(nan_key), x) for x in limit]
+        output = emit.where_any(seen, output, with_nan)
         out_address, lse_address = emit.global_address(out_gmem), emit.global_address(lse_gmem)
         leader = arith.cmpi(arith.CmpIPredicate.eq, column, emit.i32(0))
         for half in range(2):
@@ -432,48 +450,52 @@ def consumer_code(
                 emit.less(row, emit.scalar(rows)), emit.less(emit.scalar(skip), emit.iadd(row, 1))
             )
             token = emit.iadd(row, emit.scalar(first_row))
-            empty = arith.cmpf(arith.CmpFPredicate.OEQ, sums[half], emit.f32(0.0))
-            inverse = emit.mul(emit.reciprocal(sums[half]), emit.scalar(v_descale))
-            inverse = arith.select(empty, emit.f32(0.0), inverse)
             lse = emit.fma(maxima[half], emit.scalar(scale), emit.f32(-_P_SHIFT))
             lse = emit.mul(emit.add(emit.log2(sums[half]), lse), emit.f32(1 / LOG2_E))
             emit.store_global(
                 emit.offset_address(lse_address, token, 4), [lse], arith.andi(exists, leader)
             )
             token64 = arith.extui(emit.i64_type(), token)
-            element = arith.addi(
-                arith.muli(token64, emit.i64(num_heads * dv)),
-                arith.extui(emit.i64_type(), column),
-            )
-            for group in range(dv // 8):
-                pair = []
-                for e in range(2):
-                    value = emit.mul(output[4 * group + 2 * half + e], inverse)
-                    sees_nan = emit.less(nan_keys[2 * group + e], limit[half])
-                    pair.append(arith.select(sees_nan, emit.f32(math.nan), value))
-                if parts == 1:
-                    registers, size = [emit.convert_bf16x2(*pair)], 2
-                else:
-                    registers, size = pair, 4
-                address = emit.offset_address(out_address, element, size)
-                address = arith.addi(address, emit.i64(8 * group * size))
-                emit.store_global(address, registers, exists)
+            element = arith.muli(token64, emit.i64(num_heads * dv))
+            pairs = [output[i : i + 2] for i in range(2 * half, no, 4)]  # one of each 8 columns
+            if parts == 1:
+                # Sixteen bytes a thread, in place of four, fill the sectors of memory.
+                element = arith.addi(element, arith.extui(emit.i64_type(), emit.imul(column, 4)))
+                address = emit.offset_address(out_address, element, 2)
+                words = [emit.convert_bf16x2(*pair) for pair in pairs]
+                for i in range(0, len(words), 4):
+                    at = arith.addi(address, emit.i64(16 * i))
+                    emit.store_global(at, emit.quad_transpose(words[i : i + 4]), exists)
+            else:
+                element = arith.addi(element, arith.extui(emit.i64_type(), column))
+                address = emit.offset_address(out_address, element, 4)
+                for i, pair in enumerate(pairs):
+                    emit.store_global(arith.addi(address, emit.i64(32 * i)), pair, exists)
 
     @plgpu.inline_mgpu()
     def warpgroup_barrier(ctx: Any) -> None:
         utils.warpgroup_barrier()
 
-    def turn(kind: str, ahead: int) -> None:
-        """Consumers issue in turn: barrier 8 + i is consumer i's (0 to 4 are Mosaic's)."""
+    @plgpu.inline_mgpu(arg_types=(gmem_ref, gmem_ref))
+    def take_number(ctx: Any, counter: Any, box: Any) -> None:
+        """The next number of a counter in global memory, into a box in shared memory."""
+        first = arith.cmpi(arith.CmpIPredicate.eq, emit.thread_in_warpgroup(), emit.i32(0))
+        with utils.when(first):
+            number = emit.atomic_add_global(emit.global_address(counter), emit.i32(1))
+            memref.store(number, box, [arith.constant(ir.IndexType.get(), 0)])
+        utils.warpgroup_barrier()
 
-        @plgpu.inline_mgpu()
-        def barrier(ctx: Any) -> None:
-            index = arith.remui(
-                emit.iadd(utils.warpgroup_idx(sync=False), ahead), emit.i32(consumers)
-            )
-            emit.asm([], [emit.iadd(index, 8)], f"bar.{kind} $0, 256;", "r", True)
+    # Consumers issue in turn: barrier 8 + i is consumer i's (0 to 4 are Mosaic's).
 
-        barrier()
+    @plgpu.inline_mgpu(arg_types=(scalar,))
+    def await_turn(ctx: Any, wg: Any) -> None:
+        """Wait until a consumer, this one, is given its turn."""
+        emit.asm([], [emit.iadd(emit.scalar(wg), 8)], "bar.sync $0, 256;", "r", True)
+
+    @plgpu.inline_mgpu(arg_types=(scalar,))
+    def give_turn(ctx: Any, wg: Any) -> None:
+        """Give a consumer its turn."""
+        emit.asm([], [emit.iadd(emit.scalar(wg), 8)], "bar.arrive $0, 256;", "r", True)
 
     return ConsumerCode(
         initial_state=initial_state,
@@ -491,5 +513,7 @@ def consumer_code(
         last_output=last_output,
         epilogue=epilogue,
         warpgroup_barrier=warpgroup_barrier,
-        turn=turn,
+        take_number=take_number,
+        await_turn=await_turn,
+        give_turn=give_turn,
     )

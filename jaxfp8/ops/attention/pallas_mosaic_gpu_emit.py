@@ -183,6 +183,27 @@ def across_quad_pair(
     return [arith.select(odd, other, mine), arith.select(odd, mine, other)]
 
 
+def quad_transpose(values: Sequence[Value]) -> list[Value]:
+    """Four registers in each of four neighbouring threads, transposed.
+
+    Register i of thread t goes to register t of thread i.
+    """
+    values = list(values)
+    for distance in (1, 2):
+        bit = arith.andi(arith.divui(utils.thread_idx(), i32(distance)), i32(1))
+        upper = arith.trunci(ir.IntegerType.get_signless(1), bit)
+        for i in range(4):
+            j = i + distance
+            if i & distance:
+                continue
+            # The upper thread of a pair gives its register i for the lower one's j.
+            given = arith.select(upper, values[i], values[j])
+            taken = utils.shfl_bfly(given, distance)
+            values[i] = arith.select(upper, taken, values[i])
+            values[j] = arith.select(upper, values[j], taken)
+    return values
+
+
 def where_any(
     flags: Sequence[Value], values: list[Value], update: Callable[[], list[Value]]
 ) -> list[Value]:
@@ -264,6 +285,12 @@ def load_global(address: Value, types: Sequence[Any]) -> list[Value]:
 def atomic_min_global(address: Value, value: Value) -> None:
     """min into an int32 in global memory."""
     asm([], [address, value], "red.global.min.s32 [$0], $1;", "l,r", True)
+
+
+def atomic_add_global(address: Value, value: Value) -> Value:
+    """Add to an int32 in global memory; what it was before."""
+    text = "atom.global.add.s32 $0, [$1], $2;"
+    return asm([i32_type()], [address, value], text, "=r,l,r", True)[0]
 
 
 # Register files.

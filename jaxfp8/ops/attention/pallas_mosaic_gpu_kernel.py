@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Hopper attention kernel: a persistent Pallas Mosaic GPU kernel for FP8 and BF16.
 
-One block an SM works through a list of tasks (pallas_mosaic_gpu_schedule.py); a task is one head's
-tile of query rows against a run of key blocks. One warpgroup only loads: K and V blocks, through
-TMA, into rings of `stages` slots. Each consumer warpgroup owns 64 of the tile's rows. For key block
+One block an SM works through a list of tasks (pallas_mosaic_gpu_schedule.py), the longest first; a
+task is one head's tile of query rows against a run of key blocks. One warpgroup only loads: it
+takes the next task, puts its description into one of the BOXES in shared memory, and K and V
+blocks, through TMA, into rings of `stages` slots. So it is ahead, and the others find everything at
+hand when they get to a task. Each consumer warpgroup owns 64 of the tile's rows. For key block
 t it issues S(t) = Q K(t)' and O += P(t-1) V(t-1) back to back, and runs the softmax of S(t) while
 the other consumers' products execute; named barriers make the consumers take turns at issuing. The
 special function unit limits the exponentials; row maxima, sums, conversion and the accumulation of
@@ -49,6 +51,15 @@ Q_ROW, SKIP, ROWS, KV_ROW, FIRST_BLOCK, BLOCKS, KEYS, ROW_LIMIT, SEQUENCE, PART 
 TASK_FIELDS = 10
 Q_ALIGNMENT = 8
 
+# What a box holds besides: the head, and the first key whose value is NaN in some column. BLOCKS is
+# -1 where there are no more tasks.
+HEAD, NAN_KEY = TASK_FIELDS, TASK_FIELDS + 1
+BOX_FIELDS = 16
+BOXES = 3
+
+# Before JAX 0.11 a kernel takes no Ref operand, and with it no array that it updates.
+TAKES_TURNS = jax.__version_info__ >= (0, 11)
+
 
 @dataclasses.dataclass(frozen=True)
 class KernelConfig:
@@ -85,6 +96,7 @@ def attention_kernel(
     k: jax.Array,
     v: jax.Array,
     first_nan: jax.Array,
+    first_nan_of_head: jax.Array,
     tasks: jax.Array,
     scales: jax.Array,
     *,
@@ -103,8 +115,9 @@ def attention_kernel(
       v: [H * Tk / KEY_GRANULE, Dv, KEY_GRANULE], the packed values; finite everywhere.
       first_nan: int32 [B, H, Dv], the first key of each sequence whose value was NaN, or a number
         past every key.
+      first_nan_of_head: int32 [B, H], the least of them in each head.
       tasks: int32 [N + 1, TASK_FIELDS]; the last row begins with the number of tasks that exist,
-        which are the first.
+        which are the first, and a zero, in which the blocks count the tasks that they take.
       scales: float32 [H, 2]: what turns a score into a base-2 exponent, and V's descale.
       config: tile sizes.
       causal: whether row i of a task sees ROW_LIMIT + i keys, or ROW_LIMIT.
@@ -141,20 +154,16 @@ def attention_kernel(
         num_heads=num_heads,
         causal=causal,
         parts=parts,
-        consumers=consumers,
         qk_ref=plgpu.RefType(qk_transforms),
         v_ref=plgpu.RefType(v_transforms),
     )
-
-    # Without a causal mask, a block in a task is masked, and the same code in all places gives the
-    # assembler the better schedule for the long loop (1.82 against 1.92 ms at 4096 x 65,536).
-    finish_masked = code.finish_ahead if fp8 and not causal else code.finish_exact
 
     def kernel(
         q_ref: Any,
         k_ref: Any,
         v_ref: Any,
         nan_ref: Any,
+        nan_of_head_ref: Any,
         task_ref: Any,
         scale_ref: Any,
         out_ref: Any,
@@ -162,38 +171,25 @@ def attention_kernel(
         q_smem: Any,
         k_smem: Any,
         v_smem: Any,
+        boxes: Any,
+        box_scales: Any,
         q_full: Any,
         k_full: Any,
         v_full: Any,
         k_empty: Any,
         v_empty: Any,
+        box_full: Any,
+        box_empty: Any,
     ) -> None:
         this_block, wg = lax.axis_index("block"), lax.axis_index("wg")
-        num_tasks = task_ref[max_tasks, 0]
-        total = num_tasks * num_heads
-        rounds = lax.div(total + num_blocks - 1, jnp.int32(num_blocks))
 
         def next_slot(slot: Any) -> Any:
             return jnp.where(slot == stages - 1, 0, slot + 1)
 
-        def find(i: Any) -> tuple[Any, Any, Any]:
-            """(task, head, whether it exists) of this block's i-th turn.
+        following = jnp.where(wg == consumers - 1, 0, wg + 1)
 
-            Odd rounds run backwards, so that no block gets the longest task of every round.
-            """
-            place = jnp.where(
-                lax.rem(i, jnp.int32(2)) == 0, this_block, num_blocks - 1 - this_block
-            )
-            index = i * num_blocks + place
-            exists = index < total
-            index = jnp.minimum(index, total - 1)
-            if head_major:
-                return lax.rem(index, num_tasks), lax.div(index, num_tasks), exists
-            return (
-                lax.div(index, jnp.int32(num_heads)),
-                lax.rem(index, jnp.int32(num_heads)),
-                exists,
-            )
+        def box_of(turn: Any) -> Any:
+            return lax.rem(turn, jnp.int32(BOXES))
 
         @pl.when(wg < consumers)
         def _consumer() -> None:
@@ -202,36 +198,46 @@ def attention_kernel(
             for i in range(stages):
                 plgpu.barrier_arrive(k_empty.at[i])
                 plgpu.barrier_arrive(v_empty.at[i])
+            for i in range(BOXES):
+                plgpu.barrier_arrive(box_empty.at[i])
 
-            def load_query(i: Any) -> None:
-                task, head, exists = find(i)
+            def read_query(turn: Any) -> None:
+                """Waits for a turn's box, and starts the load of its rows of Q."""
+                box = box_of(turn)
+                plgpu.barrier_wait(box_full.at[box])
 
-                @pl.when(exists & (task_ref[task, BLOCKS] > 0))
+                @pl.when((boxes[box, BLOCKS] > 0) & (boxes[box, ROWS] > wg * 64))
                 def _() -> None:
-                    first = pl.multiple_of(task_ref[task, Q_ROW], Q_ALIGNMENT)
+                    first = pl.multiple_of(boxes[box, Q_ROW], Q_ALIGNMENT)
                     rows = pl.ds(first + wg * 64, 64)
-                    plgpu.copy_gmem_to_smem(q_ref.at[head, rows], qs, q_full.at[wg])
+                    plgpu.copy_gmem_to_smem(q_ref.at[boxes[box, HEAD], rows], qs, q_full.at[wg])
 
-            load_query(jnp.int32(0))
-            pl.when(wg == consumers - 1)(lambda: code.turn("arrive", 1))  # consumer 0 begins
+            read_query(jnp.int32(0))
+            pl.when(wg == consumers - 1)(lambda: code.give_turn(following))  # the first begins
 
-            def run_task(i: Any, last_slot: Any) -> Any:
-                """Run the i-th task; returns the slot of its last block."""
-                task, head, exists = find(i)
-                blocks = jnp.where(exists, task_ref[task, BLOCKS], 0)
-                rows = jnp.where(exists, task_ref[task, ROWS], 0) - wg * 64
-                scale, v_descale = scale_ref[head, 0], scale_ref[head, 1]
-                first_limit = task_ref[task, ROW_LIMIT] + (wg * 64 if causal else 0)
-                keys = task_ref[task, KEYS]
+            def run_task(carry: Any) -> Any:
+                """Run a turn's task.
+
+                Args:
+                  carry: the turn, the slot of the last block of the task before, and the blocks
+                    of this task, -1 where there is none.
+                """
+                turn, last_slot, blocks = carry
+                box = box_of(turn)
+                rows = boxes[box, ROWS] - wg * 64
+                scale = box_scales[box, 0]
+                first_limit = boxes[box, ROW_LIMIT] + (wg * 64 if causal else 0)
+                keys = boxes[box, KEYS]
                 limits = code.row_limits(first_limit, keys)
-                first_block = task_ref[task, FIRST_BLOCK]
+                first_block = boxes[box, FIRST_BLOCK]
                 last_block = first_block + blocks - 1
                 # Blocks that every row of this warpgroup sees whole need no mask.
                 whole = lax.div(jnp.clip(first_limit, 0, keys), jnp.int32(block)) - first_block
                 masked = jnp.clip(blocks - jnp.maximum(whole, 0), 1, blocks)
 
                 def store(o: Any, m: Any, l: Any) -> None:
-                    part = task_ref[task, PART]
+                    part = boxes[box, PART]
+                    head = boxes[box, HEAD]
                     out_at = out_ref.at[part] if parts > 1 else out_ref
                     lse_at = lse_ref.at[part] if parts > 1 else lse_ref
 
@@ -240,16 +246,17 @@ def attention_kernel(
                         code.epilogue(
                             out_at.at[:, head],
                             lse_at.at[head],
-                            nan_ref.at[task_ref[task, SEQUENCE], head],
+                            nan_ref.at[boxes[box, SEQUENCE], head],
                             o,
                             m,
                             l,
                             limits,
                             scale,
-                            v_descale,
-                            task_ref[task, Q_ROW] + wg * 64,
-                            task_ref[task, SKIP] - wg * 64,
+                            box_scales[box, 1],
+                            boxes[box, Q_ROW] + wg * 64,
+                            boxes[box, SKIP] - wg * 64,
                             rows,
+                            boxes[box, NAN_KEY],
                         )
 
                 def await_loads(t: Any, slot: Any) -> None:
@@ -271,7 +278,7 @@ def attention_kernel(
                         await_loads(0, slot)
                     s = code.mask(s, limits, last_block * block)
                     reference, alpha = code.raise_reference(s, reference, alpha, scale)
-                    p, l, o, alpha, reference, next_alpha = finish_masked(
+                    p, l, o, alpha, reference, next_alpha = code.finish_exact(
                         s, reference, alpha, l, o, o, alpha, scale
                     )
 
@@ -283,14 +290,14 @@ def attention_kernel(
                     def fp8_step(t: Any, carry: Any, with_mask: bool) -> Any:
                         o, l, alpha, p, reference, next_alpha, v_slot = carry
                         k_slot = next_slot(v_slot)
-                        code.turn("sync", 0)
+                        code.await_turn(wg)
                         s, product = code.start_both(qs, k_smem.at[k_slot], v_smem.at[v_slot], o, p)
-                        code.turn("arrive", 1)
+                        code.give_turn(following)
                         await_loads(t, k_slot)
                         s, product = code.wait_products(s, product, p)
                         plgpu.barrier_arrive(k_empty.at[k_slot])
                         plgpu.barrier_arrive(v_empty.at[v_slot])
-                        finish = finish_masked if with_mask else code.finish_ahead
+                        finish = code.finish_exact if with_mask else code.finish_ahead
                         if with_mask:
                             s = code.mask(s, limits, (last_block - t) * block)
                             reference, next_alpha = code.raise_reference(
@@ -305,11 +312,11 @@ def attention_kernel(
                         o, l, alpha, p, reference, next_alpha, v_slot = carry
                         k_slot = next_slot(v_slot)
                         plgpu.barrier_wait(k_full.at[k_slot])
-                        code.turn("sync", 0)
+                        code.await_turn(wg)
                         s = code.start_scores(qs, k_smem.at[k_slot])
                         plgpu.barrier_wait(v_full.at[v_slot])
                         product = code.start_output(v_smem.at[v_slot], o, p)
-                        code.turn("arrive", 1)
+                        code.give_turn(following)
                         s = code.wait_scores(s)
                         plgpu.barrier_arrive(k_empty.at[k_slot])
                         if with_mask:
@@ -332,7 +339,7 @@ def attention_kernel(
                     )
                     o, l, alpha, p, reference, next_alpha, slot = carry
                     code.warpgroup_barrier()  # every warp is done with Q
-                    load_query(i + 1)
+                    read_query(turn + 1)
                     if not fp8:
                         plgpu.barrier_wait(v_full.at[slot])
                     o, l = code.last_output(v_smem.at[slot], o, l, alpha, next_alpha, p)
@@ -340,30 +347,102 @@ def attention_kernel(
                     store(o, reference, l)
                     return slot
 
+                def only_others(last_slot: Any) -> Any:
+                    """No row of the tile is this warpgroup's: let the others have their turns."""
+
+                    def step(t: Any, last_slot: Any) -> Any:
+                        slot = next_slot(last_slot)
+
+                        @pl.when(t > 0)
+                        def _() -> None:
+                            code.await_turn(wg)
+                            code.give_turn(following)
+
+                        plgpu.barrier_wait(k_full.at[slot])
+                        plgpu.barrier_arrive(k_empty.at[slot])
+                        plgpu.barrier_wait(v_full.at[slot])
+                        plgpu.barrier_arrive(v_empty.at[slot])
+                        return slot
+
+                    slot = lax.fori_loop(0, blocks, step, last_slot)
+                    read_query(turn + 1)
+                    return slot
+
                 def no_keys(last_slot: Any) -> Any:
                     o, l, reference, _, _ = code.initial_state()
                     store(o, reference, l)
-                    load_query(i + 1)
+                    read_query(turn + 1)
                     return last_slot
 
-                return lax.cond(blocks > 0, some_keys, no_keys, last_slot)
+                slot = lax.cond(
+                    blocks > 0,
+                    lambda slot: lax.cond(rows > 0, some_keys, only_others, slot),
+                    no_keys,
+                    last_slot,
+                )
+                plgpu.barrier_arrive(box_empty.at[box])
+                return turn + 1, slot, boxes[box_of(turn + 1), BLOCKS]
 
-            lax.fori_loop(0, rounds, run_task, jnp.int32(stages - 1))
-            pl.when(wg == 0)(lambda: code.turn("sync", 0))  # drains the last arrive
+            lax.while_loop(
+                lambda carry: carry[2] >= 0,
+                run_task,
+                (jnp.int32(0), jnp.int32(stages - 1), boxes[0, BLOCKS]),
+            )
+            pl.when(wg == 0)(lambda: code.await_turn(wg))  # takes the last that was given
 
         @pl.when(wg == consumers)
         def _producer() -> None:
             plgpu.set_max_registers(config.registers[1], action="decrease")
+            num_tasks = task_ref[max_tasks, 0]
+            total = num_tasks * num_heads
 
-            def run_task(i: Any, last_slot: Any) -> Any:
-                task, head, exists = find(i)
-                blocks = jnp.where(exists, task_ref[task, BLOCKS], 0)
-                kv_row, first_block = task_ref[task, KV_ROW], task_ref[task, FIRST_BLOCK]
+            def number_of(turn: Any, box: Any) -> Any:
+                """Which of all tasks of all heads is this block's in a turn."""
+                if not TAKES_TURNS:
+                    # Odd rounds run backwards, so that no block gets the longest of every round.
+                    odd = lax.rem(turn, jnp.int32(2)) == 1
+                    place = jnp.where(odd, num_blocks - 1 - this_block, this_block)
+                    return turn * num_blocks + place
+
+                @pl.when(turn > 0)
+                def _() -> None:
+                    code.take_number(task_ref.at[max_tasks, pl.ds(1, 1)], boxes.at[box])
+
+                return jnp.where(turn == 0, this_block, num_blocks + boxes[box, 0])
+
+            def fill_box(turn: Any) -> tuple[Any, Any, Any]:
+                """Describe a turn's task to the consumers; its blocks, row and head granule."""
+                box = box_of(turn)
+                plgpu.barrier_wait(box_empty.at[box])
+                number = number_of(turn, box)
+                exists = number < total
+                number = jnp.minimum(number, total - 1)
+                if head_major:
+                    task, head = lax.rem(number, num_tasks), lax.div(number, num_tasks)
+                else:
+                    task = lax.div(number, jnp.int32(num_heads))
+                    head = lax.rem(number, jnp.int32(num_heads))
+                blocks = jnp.where(exists, task_ref[task, BLOCKS], -1)
+                last_row = (task_ref[task, FIRST_BLOCK] + blocks - 1) * block
+                if TAKES_TURNS:
+                    code.warpgroup_barrier()  # every warp has read the number
+                for field in range(TASK_FIELDS):
+                    boxes[box, field] = blocks if field == BLOCKS else task_ref[task, field]
+                boxes[box, HEAD] = head
+                boxes[box, NAN_KEY] = nan_of_head_ref[task_ref[task, SEQUENCE], head]
+                for i in range(2):
+                    box_scales[box, i] = scale_ref[head, i]
+                plgpu.barrier_arrive(box_full.at[box])
+                return blocks, task_ref[task, KV_ROW] + last_row, head
+
+            def run_task(carry: Any) -> Any:
+                turn, last_slot, _ = carry
+                blocks, last_row, head = fill_box(turn)
                 head_granule = head * granules_per_head
 
                 def load(t: Any, last_slot: Any) -> Any:
                     slot = next_slot(last_slot)
-                    row = kv_row + (first_block + blocks - 1 - t) * block
+                    row = last_row - t * block
                     plgpu.barrier_wait(k_empty.at[slot])
                     plgpu.copy_gmem_to_smem(
                         k_ref.at[head, pl.ds(row, block)], k_smem.at[slot], k_full.at[slot]
@@ -375,9 +454,13 @@ def attention_kernel(
                     )
                     return slot
 
-                return lax.fori_loop(0, blocks, load, last_slot)
+                return turn + 1, lax.fori_loop(0, blocks, load, last_slot), blocks
 
-            lax.fori_loop(0, rounds, run_task, jnp.int32(stages - 1))
+            lax.while_loop(
+                lambda carry: carry[2] >= 0,
+                run_task,
+                (jnp.int32(0), jnp.int32(stages - 1), jnp.int32(0)),
+            )
 
     leading = (parts,) if parts > 1 else ()
     out_dtype = jnp.float32 if parts > 1 else jnp.bfloat16
@@ -396,15 +479,20 @@ def attention_kernel(
             plgpu.SMEM((consumers, 64, dqk), q.dtype, transforms=qk_transforms),
             plgpu.SMEM((stages, block, dqk), k.dtype, transforms=qk_transforms),
             plgpu.SMEM((stages, granules, dv, KEY_GRANULE), v.dtype, transforms=v_transforms),
+            plgpu.SMEM((BOXES, BOX_FIELDS), jnp.int32),
+            plgpu.SMEM((BOXES, 2), jnp.float32),
             plgpu.Barrier(num_barriers=consumers),
             ring(),
             ring(),
             ring(num_arrivals=consumers),
             ring(num_arrivals=consumers),
+            plgpu.Barrier(num_barriers=BOXES),
+            plgpu.Barrier(num_barriers=BOXES, num_arrivals=consumers),
         ],
         compiler_params=plgpu.CompilerParams(
             unsafe_no_auto_barriers=True, lowering_semantics=plgpu.LoweringSemantics.Lane
         ),
     )
-    out, lse = run(q, k, v, first_nan, tasks, scales)
+    table = jax.new_ref(tasks) if TAKES_TURNS else tasks
+    out, lse = run(q, k, v, first_nan, first_nan_of_head, table, scales)
     return out, lse

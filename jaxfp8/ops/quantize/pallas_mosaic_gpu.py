@@ -79,12 +79,7 @@ def pack_context(
     v_descale: jax.Array,
     fmt: Fp8Format | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(k [H, 32 G, Dqk], v [H * G, Dv, 32], first_nan int32 [B, H, Dv]); 32 is KEY_GRANULE.
-
-    An AssembledKey is put together in memory first: the kernel reads its rows from one array.
-    """
-    if isinstance(k, AssembledKey):
-        k = k.materialize()
+    """(k [H, 32 G, Dqk], v [H * G, Dv, 32], first_nan int32 [B, H, Dv]); 32 is KEY_GRANULE."""
     num_sequences = cu_seqlens.shape[0] - 1
     table = _granule_table(cu_seqlens, _granules(k.shape[0], num_sequences))
     if _REFS_AS_OPERANDS and kernels.can_pack(k) and kernels.can_pack(v):

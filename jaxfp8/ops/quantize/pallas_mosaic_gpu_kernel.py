@@ -22,12 +22,15 @@ from jaxfp8.formats import Fp8Format
 from jaxfp8.head_slice import HeadSlice
 from jaxfp8.ops.attention import pallas_mosaic_gpu_emit as emit
 from jaxfp8.ops.attention.pallas_mosaic_gpu_kernel import KEY_GRANULE
+from jaxfp8.ops.quantize.assembled_key import AssembledKey
 
 _BF16_MAX = float(jnp.finfo(jnp.bfloat16).max)
 
 
-def can_pack(x: jax.Array | HeadSlice) -> bool:
+def can_pack(x: jax.Array | HeadSlice | AssembledKey) -> bool:
     """Whether the kernel can read x: bfloat16, its heads' rows on 16-byte boundaries."""
+    if isinstance(x, AssembledKey):
+        return can_pack(x.nope) and x.rope.dtype == x.dtype and x.rope.shape[1] % 16 == 0
     if x.dtype != jnp.bfloat16 or x.shape[2] % 16:
         return False
     return not isinstance(x, HeadSlice) or (x.start % 8 == 0 and x.array.shape[2] % 8 == 0)
@@ -35,6 +38,15 @@ def can_pack(x: jax.Array | HeadSlice) -> bool:
 
 def _source(x: jax.Array | HeadSlice) -> tuple[jax.Array, int]:
     return (x.array, x.start) if isinstance(x, HeadSlice) else (x, 0)
+
+
+def _sources(x: jax.Array | HeadSlice | AssembledKey) -> tuple[list[jax.Array], int]:
+    """Where the rows of x lie: one array and the first column in it; and what all heads share."""
+    if isinstance(x, AssembledKey):
+        array, start = _source(x.nope)
+        return [array, x.rope], start
+    array, start = _source(x)
+    return [array], start
 
 
 class _Scaler:
@@ -69,7 +81,7 @@ def pack_rows(
 
 
 def pack_rows_and_values(
-    rows: jax.Array | HeadSlice,
+    rows: jax.Array | HeadSlice | AssembledKey,
     values: jax.Array | HeadSlice,
     granules: jax.Array,
     descales: jax.Array,
@@ -79,7 +91,7 @@ def pack_rows_and_values(
     """Packed rows, and packed values with their first NaNs.
 
     Args:
-      rows: [T, H, D] bfloat16.
+      rows: [T, H, D] bfloat16; of an AssembledKey the two parts are read where they lie.
       values: [T, H, Dv] bfloat16.
       granules: int32 [G, 4]: for each granule its first row in `rows`, how many of its rows exist,
         its sequence, and the place of its first row in the sequence.
@@ -99,7 +111,7 @@ def pack_rows_and_values(
 
 
 def _run(
-    rows: jax.Array | HeadSlice,
+    rows: jax.Array | HeadSlice | AssembledKey,
     values: jax.Array | HeadSlice | None,
     granules: jax.Array,
     descales: jax.Array,
@@ -108,7 +120,8 @@ def _run(
 ) -> list[jax.Array]:
     num_tokens, num_heads, dim = rows.shape
     num_granules = granules.shape[0]
-    source, row_start = _source(rows)
+    sources, row_start = _sources(rows)
+    own = rows.nope.shape[2] if isinstance(rows, AssembledKey) else dim  # columns of a head's own
     dtype = jnp.bfloat16 if fmt is None else fmt.dtype
     size = dtype.itemsize if fmt is not None else 2
     keys_of = 4  # keys in a thread's piece of V
@@ -131,21 +144,28 @@ def _run(
     def always() -> Any:
         return arith.cmpi(arith.CmpIPredicate.eq, emit.i32(0), emit.i32(0))
 
-    @plgpu.inline_mgpu(arg_types=(gmem, gmem, scalar, scalar, scalar, scalar, scalar))
-    def store_rows(
-        ctx: Any, src: Any, dst: Any, granule: Any, head: Any, first: Any, count: Any, descale: Any
-    ) -> None:
+    @plgpu.inline_mgpu(arg_types=(*[gmem] * len(sources), gmem, *[scalar] * 5))
+    def store_rows(ctx: Any, *arguments: Any) -> None:
+        *src, dst, granule, head, first, count, descale = arguments
         chunks = dim // 16
         scale = _Scaler(emit.scalar(descale), fmt)
         head, first, count = (emit.scalar(x) for x in (head, first, count))
-        src_base, dst_base = emit.global_address(src), emit.global_address(dst)
+        dst_base = emit.global_address(dst)
+        src_base, *shared_base = map(emit.global_address, src)
         units = []
         for i in range(KEY_GRANULE * chunks // emit.WARPGROUP):
             unit = emit.iadd(emit.thread_in_warpgroup(), i * emit.WARPGROUP)
             row, chunk = arith.divui(unit, emit.i32(chunks)), arith.remui(unit, emit.i32(chunks))
-            column = emit.iadd(emit.imul(chunk, 16), row_start)
-            index = element(token_of(first, row), source.shape[2], head, column)
+            token, column = token_of(first, row), emit.imul(chunk, 16)
+            width = sources[0].shape[2]
+            index = element(token, width, head, emit.iadd(column, row_start))
             address = emit.offset_address(src_base, index, 2)
+            for base, shared in zip(shared_base, sources[1:], strict=True):
+                inside = arith.maxsi(emit.isub(column, own), emit.i32(0))
+                row64 = arith.muli(arith.extui(emit.i64_type(), token), emit.i64(shared.shape[1]))
+                index = arith.addi(row64, arith.extui(emit.i64_type(), inside))
+                elsewhere = emit.offset_address(base, index, 2)
+                address = arith.select(emit.less(column, own), address, elsewhere)
             x = load16(address) + load16(arith.addi(address, emit.i64(16)))
             units.append((row, chunk, x))
         for row, chunk, x in units:
@@ -265,25 +285,25 @@ def _run(
     )
     if values is None:
 
-        def rows_kernel(src: Any, table: Any, descale: Any, dst: Any) -> None:
+        def rows_kernel(*refs: Any) -> None:
+            *src, table, descale, dst = refs
             granule, head = find(lax.axis_index("block"))
             store_rows(
-                src, dst, granule, head, table[granule, 0], table[granule, 1], descale[0, head]
+                *src, dst, granule, head, table[granule, 0], table[granule, 1], descale[0, head]
             )
 
         run = plgpu.kernel(rows_kernel, out_type=[packed_rows], **options)
-        return list(run(source, granules, descales))
+        return list(run(*sources, granules, descales))
 
     value_source, value_start = _source(values)
     dv = values.shape[2]
     store_values = values_code(dv, value_source.shape[2], value_start)
 
-    def kernel(
-        src: Any, value_src: Any, table: Any, descale: Any, first_nan: Any, dst: Any, value_dst: Any
-    ) -> None:
+    def kernel(*refs: Any) -> None:
+        *src, value_src, table, descale, first_nan, dst, value_dst = refs
         granule, head = find(lax.axis_index("block"))
         first, count, sequence, place = (table[granule, i] for i in range(4))
-        store_rows(src, dst, granule, head, first, count, descale[0, head])
+        store_rows(*src, dst, granule, head, first, count, descale[0, head])
         store_values(
             value_src,
             value_dst,
@@ -298,4 +318,4 @@ def _run(
 
     packed_values = jax.ShapeDtypeStruct((num_heads * num_granules, dv, KEY_GRANULE), dtype)
     run = plgpu.kernel(kernel, out_type=[packed_rows, packed_values], **options)
-    return list(run(source, value_source, granules, descales, first_nan))
+    return list(run(*sources, value_source, granules, descales, first_nan))
