@@ -5,18 +5,15 @@
 Each makes a Subject from the sets of inputs, and raises where it does not serve the batch. A peer
 that is installed takes part; one that is asked for by name and cannot is an error.
 
-Sequences of unlike lengths torch's kernels serve a call each: there is no function for all of them
-that takes V narrower than K. JAX's path to cuDNN wants V as wide as K; what is timed computes with
-zeros beside V, laid there before.
+JAX's path to cuDNN wants V as wide as K; what is timed computes with zeros beside V, laid there
+before.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import importlib.util
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common import inputs, torch_on_gpu
+from common import inputs, torch_attention, torch_on_gpu
 from common.inputs import Batch, Tensors, pick
 from common.program import choose
 from common.timing import Subject
@@ -83,69 +80,6 @@ def _cudnn_missing() -> str | None:
     if any("NVIDIA" in device.device_kind for device in jax.devices()):
         return None
     return "it needs an NVIDIA GPU"
-
-
-def _torch_attention(kernel: str | None, batch: Batch, sets: list[Tensors]) -> Subject:
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.attention.bias import causal_lower_right
-
-    # Sequences a call, and the lengths of one.
-    calls = [(1, q, k) for q, k in zip(batch.lengths_q, batch.lengths_k, strict=True)]
-    if len(set(calls)) == 1:
-        calls = [(len(calls), *calls[0][1:])]
-
-    def options(length_q: int, length_k: int) -> dict[str, Any]:
-        if not batch.causal:
-            return {}
-        if length_q == length_k:
-            return {"is_causal": True}
-        return {"attn_mask": causal_lower_right(length_q, length_k)}
-
-    def operands(tensors: Tensors) -> list[tuple[list[Any], dict[str, Any]]]:
-        q, k, v = map(torch.utils.dlpack.from_dlpack, tensors)
-        found, end_q, end_k = [], 0, 0
-        for count, length_q, length_k in calls:
-            begin_q, end_q = end_q, end_q + count * length_q
-            begin_k, end_k = end_k, end_k + count * length_k
-            parts = (q[begin_q:end_q], k[begin_k:end_k], v[begin_k:end_k])
-            if length_q and length_k:
-                heads_first = [
-                    x.unflatten(0, (count, -1)).transpose(1, 2).contiguous() for x in parts
-                ]
-                found.append((heads_first, options(length_q, length_k)))
-        return found
-
-    given = list(map(operands, sets))
-    chosen = None if kernel is None else getattr(SDPBackend, kernel)
-
-    def launch(number: int) -> list[Any]:
-        attention = torch.nn.functional.scaled_dot_product_attention
-        with torch.inference_mode(), sdpa_kernel(chosen) if chosen else contextlib.nullcontext():
-            return [attention(*qkv, **mask) for qkv, mask in pick(given, number)]
-
-    # Why a kernel does not serve the shapes torch says in warnings; the error names none.
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        try:
-            launch(0)
-        except RuntimeError as error:
-            texts = [str(warning.message).split(" (Triggered")[0] for warning in said]
-            reasons = [x for x in texts if "not used because" not in x and "disabled" not in x]
-            raise NotImplementedError((reasons or [str(error)])[0]) from error
-
-    def output(outs: list[Any]) -> tuple[np.ndarray, None]:
-        found = iter(out.transpose(1, 2).flatten(0, 1).float().cpu().numpy() for out in outs)
-        _, heads, v_head_dim = sets[0].v.shape
-        return np.concatenate(
-            [
-                next(found) if length_q and length_k
-                else np.zeros((count * length_q, heads, v_head_dim), np.float32)
-                for count, length_q, length_k in calls
-            ]
-        ), None  # fmt: skip
-
-    return Subject(launch, torch_on_gpu.synchronize, output)
 
 
 def _jax_cudnn(batch: Batch, sets: list[Tensors]) -> Subject:
@@ -228,14 +162,14 @@ _PEERS = {
         Peer(
             "torch-cudnn",
             _torch_gpu_missing,
-            functools.partial(_torch_attention, "CUDNN_ATTENTION"),
+            functools.partial(torch_attention.subject, "CUDNN_ATTENTION"),
         ),
         Peer(
             "torch-flash",
             _torch_gpu_missing,
-            functools.partial(_torch_attention, "FLASH_ATTENTION"),
+            functools.partial(torch_attention.subject, "FLASH_ATTENTION"),
         ),
-        Peer("torch-sdpa", torch_missing, functools.partial(_torch_attention, None)),
+        Peer("torch-sdpa", torch_missing, functools.partial(torch_attention.subject, None)),
         Peer("jax-cudnn", _cudnn_missing, _jax_cudnn),
         Peer("jax-cudnn-fp8", _cudnn_missing, _jax_cudnn_fp8, "fp8"),
         Peer("jax-xla", lambda: None, _jax_xla),

@@ -87,7 +87,29 @@ def test_torch_says_why_a_kernel_does_not_serve_a_shape():
         batch = peers.inputs.batch("single", 16, 16, False, 1)
         sets = peers.inputs.tensor_sets(16, 16, 1)
         with pytest.raises(NotImplementedError, match=r"^Flash attention requires .* dimension"):
-            peers._torch_attention("FLASH_ATTENTION", batch, sets)
+            peers.torch_attention.subject("FLASH_ATTENTION", batch, sets)
+
+
+@needs_torch
+def test_causal_attention_behind_a_context_in_two_parts():
+    import torch
+
+    def kernel(q, k, v, bias, compute_lse, dropout, causal, debug_mask):
+        scores = q @ k.transpose(2, 3) * q.shape[3] ** -0.5
+        if causal:
+            seen = torch.ones(scores.shape[2:], dtype=torch.bool).tril()
+            scores = scores.masked_fill(~seen, -torch.inf)
+        return scores.softmax(3) @ v, scores.logsumexp(3), "and more"
+
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(2, 3, *shape, generator=generator) for shape in ((5, 8), (12, 8), (12, 4))
+    )
+    with imported("common.torch_attention") as module:
+        out = module.behind_a_context(kernel, q, k, v)()
+    mask = torch.ones(5, 12, dtype=torch.bool).tril(12 - 5)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    torch.testing.assert_close(out, expected)
 
 
 def test_a_peer_that_does_not_serve_the_shape_says_so(tmp_path, monkeypatch):
