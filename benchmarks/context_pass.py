@@ -130,10 +130,13 @@ def _run_pass(
             least_seconds=1e-3 * _BURST_MS.value,
             on_burst=bar.update,
         )
+    # Of the process up to here; a CPU has no such figure.
+    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    memory = {} if peak is None else {"peak_gb": peak / 1e9}
     for way in selected:
         timing = times[way.name]
         programs = recompiled.programs + (0 if compiles else first_programs[way.name])
-        details: dict[str, Any] = {"programs_of_first_call": first_programs[way.name]}
+        details: dict[str, Any] = {"programs_of_first_call": first_programs[way.name], **memory}
         bounds = [
             Check("seconds of the first call", first_seconds[way.name], _MAX_FIRST_CALL_S.value),
             Check("programs compiled later", programs, 0),
