@@ -119,6 +119,7 @@ def _backends(arch: str) -> list[dict[str, Any]]:
         BACKENDS,
         choose_backend,
         get_backend,
+        what_it_lacks,
         why_by_name_only,
     )
     from jaxfp8.targets import target_of_arch
@@ -148,6 +149,7 @@ def _backends(arch: str) -> list[dict[str, Any]]:
                     "available": reason is None,
                     "chosen": reason is None and choose_backend(None, spec, target).name == name,
                     "only_if_named": None if reason else why_by_name_only(name, target),
+                    "lacks": None if reason else what_it_lacks(name),
                     "reason": reason,
                 }
             )
@@ -179,5 +181,7 @@ def _as_text(report: dict[str, Any]) -> str:
                 verdict = "yes, and chosen where none is named"
             elif entry["only_if_named"]:
                 verdict = f"yes, if named: {entry['only_if_named']}"
+            if entry["lacks"]:
+                verdict += f"; {entry['lacks']}"
             lines.append(f"  {entry['backend']:18}{entry['precision']:6}{verdict}")
     return "\n".join(lines)

@@ -13,6 +13,7 @@ import pytest
 import jaxfp8
 from jaxfp8 import doctor
 from jaxfp8.cli import main
+from jaxfp8.ops.attention import pallas_mosaic_gpu_kernel
 from jaxfp8.ops.attention.base import AttentionSpec
 from jaxfp8.ops.attention.registry import BACKENDS, choose_backend
 from jaxfp8.targets import target_of_arch
@@ -52,6 +53,15 @@ def test_report(tmp_path, capsys):
 def test_what_is_chosen_on_a_device(arch, chosen):
     entries = doctor._backends(arch)
     assert {entry["backend"] for entry in entries if entry["chosen"]} == chosen
+
+
+def test_says_what_a_backend_lacks_under_an_old_jax(monkeypatch):
+    monkeypatch.setattr(pallas_mosaic_gpu_kernel, "UPDATES_OPERANDS", False)
+    entries = [entry for entry in doctor._backends("sm90") if entry["lacks"]]
+    assert {entry["backend"] for entry in entries} == {"pallas_mosaic_gpu"}
+    assert all("before JAX 0.11" in entry["lacks"] for entry in entries)
+    monkeypatch.setattr(pallas_mosaic_gpu_kernel, "UPDATES_OPERANDS", True)
+    assert not any(entry["lacks"] for entry in doctor._backends("sm90"))
 
 
 @pytest.mark.parametrize(

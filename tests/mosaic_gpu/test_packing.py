@@ -38,7 +38,7 @@ def context(rng, tokens, heads=3, dqk=192):
 
 
 def test_packed_context_holds_every_key_where_the_kernel_looks(monkeypatch):
-    monkeypatch.setattr(packing, "_REFS_AS_OPERANDS", False)
+    monkeypatch.setattr(packing, "UPDATES_OPERANDS", False)
     rng = np.random.default_rng(0)
     k, v = context(rng, 300)
     descales = rng.uniform(0.005, 0.02, (2, 3)).astype(np.float32)
@@ -163,7 +163,7 @@ def test_the_kernel_packs_the_same_bits_as_xla(fmt, dqk, monkeypatch):
     arguments = (k, jaxfp8.HeadSlice(v, 128, 128), jnp.asarray(cu_seqlens(LENGTHS)), *descales)
     packed = [np.asarray(x) for x in packing.pack_context(*arguments, fmt)]
     query = np.asarray(packing.pack_query(k, descales[0], fmt))
-    monkeypatch.setattr(packing, "_REFS_AS_OPERANDS", False)
+    monkeypatch.setattr(packing, "UPDATES_OPERANDS", False)
     monkeypatch.setattr(packing.kernels, "can_pack", lambda x: False)
     expected = [np.asarray(x) for x in packing.pack_context(*arguments, fmt)]
     for got, want in zip(packed, expected, strict=True):
@@ -191,7 +191,7 @@ def assert_packed_alike(key, values, whole, fmt):
 
 
 def test_assembled_keys_pack_as_the_array_they_stand_for(monkeypatch):
-    monkeypatch.setattr(packing, "_REFS_AS_OPERANDS", False)
+    monkeypatch.setattr(packing, "UPDATES_OPERANDS", False)
     assert_packed_alike(*assembled(np.random.default_rng(2)), jaxfp8.E4M3FN)
 
 

@@ -57,8 +57,8 @@ HEAD, NAN_KEY = TASK_FIELDS, TASK_FIELDS + 1
 BOX_FIELDS = 16
 BOXES = 3
 
-# Before JAX 0.11 a kernel takes no Ref operand, and with it no array that it updates.
-TAKES_TURNS = jax.__version_info__ >= (0, 11)
+UPDATES_OPERANDS = jax.__version_info__ >= (0, 11)
+"""Before JAX 0.11 a kernel takes no Ref operand, and with it no array that it updates."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -398,7 +398,7 @@ def attention_kernel(
 
             def number_of(turn: Any, box: Any) -> Any:
                 """Which of all tasks of all heads is this block's in a turn."""
-                if not TAKES_TURNS:
+                if not UPDATES_OPERANDS:
                     # Odd rounds run backwards, so that no block gets the longest of every round.
                     odd = lax.rem(turn, jnp.int32(2)) == 1
                     place = jnp.where(odd, num_blocks - 1 - this_block, this_block)
@@ -424,7 +424,7 @@ def attention_kernel(
                     head = lax.rem(number, jnp.int32(num_heads))
                 blocks = jnp.where(exists, task_ref[task, BLOCKS], -1)
                 last_row = (task_ref[task, FIRST_BLOCK] + blocks - 1) * block
-                if TAKES_TURNS:
+                if UPDATES_OPERANDS:
                     code.warpgroup_barrier()  # every warp has read the number
                 for field in range(TASK_FIELDS):
                     boxes[box, field] = blocks if field == BLOCKS else task_ref[task, field]
@@ -493,6 +493,6 @@ def attention_kernel(
             unsafe_no_auto_barriers=True, lowering_semantics=plgpu.LoweringSemantics.Lane
         ),
     )
-    table = jax.new_ref(tasks) if TAKES_TURNS else tasks
+    table = jax.new_ref(tasks) if UPDATES_OPERANDS else tasks
     out, lse = run(q, k, v, first_nan, first_nan_of_head, table, scales)
     return out, lse

@@ -61,6 +61,20 @@ def why_by_name_only(name: str, target: Target) -> str | None:
     return f"its numbers have not been compared on {target.arch}"
 
 
+def what_it_lacks(name: str) -> str | None:
+    """What a backend does without under the installed JAX, at the cost of speed; None: nothing."""
+    if name != "pallas_mosaic_gpu":
+        return None
+    from jaxfp8.ops.attention.pallas_mosaic_gpu_kernel import UPDATES_OPERANDS
+
+    if UPDATES_OPERANDS:
+        return None
+    return (
+        "before JAX 0.11 a kernel updates no array that it is given, so XLA packs keys and values, "
+        "and the blocks' tasks are dealt out beforehand: results are the same, and slower"
+    )
+
+
 def _preference(target: Target) -> tuple[str, ...]:
     return _PREFERENCE.get(target.arch, ("xla",))
 

@@ -18,7 +18,11 @@ import numpy as np
 
 from jaxfp8.formats import Fp8Format
 from jaxfp8.head_slice import HeadSlice, as_array
-from jaxfp8.ops.attention.pallas_mosaic_gpu_kernel import KEY_GRANULE, KEY_ORDER
+from jaxfp8.ops.attention.pallas_mosaic_gpu_kernel import (
+    KEY_GRANULE,
+    KEY_ORDER,
+    UPDATES_OPERANDS,
+)
 from jaxfp8.ops.attention.pallas_mosaic_gpu_schedule import packed_starts, sequence_of
 from jaxfp8.ops.quantize import pallas_mosaic_gpu_kernel as kernels
 from jaxfp8.ops.quantize import reference
@@ -26,9 +30,6 @@ from jaxfp8.ops.quantize.assembled_key import AssembledKey
 
 # The copy engine wants whole boxes inside the arrays: the longest block of rows or keys.
 _MIN_GRANULES = 8
-
-# Before JAX 0.11 a kernel takes no Ref operand, and with it no array that it updates.
-_REFS_AS_OPERANDS = jax.__version_info__ >= (0, 11)
 
 _NEVER = np.iinfo(np.int32).max
 
@@ -82,7 +83,7 @@ def pack_context(
     """(k [H, 32 G, Dqk], v [H * G, Dv, 32], first_nan int32 [B, H, Dv]); 32 is KEY_GRANULE."""
     num_sequences = cu_seqlens.shape[0] - 1
     table = _granule_table(cu_seqlens, _granules(k.shape[0], num_sequences))
-    if _REFS_AS_OPERANDS and kernels.can_pack(k) and kernels.can_pack(v):
+    if UPDATES_OPERANDS and kernels.can_pack(k) and kernels.can_pack(v):
         descales = jnp.stack([k_descale, v_descale])
         return kernels.pack_rows_and_values(k, v, table, descales, num_sequences, fmt)
     return _pack_with_xla(
