@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxfp8.formats import MIN_DESCALE, Fp8Format
 
@@ -45,10 +46,33 @@ def quantize_per_head(x: jax.Array, descale: jax.Array, fmt: Fp8Format) -> jax.A
 
 
 def divide(x: jax.Array, divisor: jax.Array) -> jax.Array:
-    """x / divisor, correctly rounded, where XLA would do otherwise.
+    """float32 x / divisor, correctly rounded, where XLA would do otherwise.
 
-    XLA turns division by a constant or by a broadcast value into multiplication by its reciprocal,
-    one ulp off, and values that lie on a tie of the FP8 format then round to the other side than
-    they do in NumPy, in a kernel, or under another jit. A divisor that depends on x is left alone.
+    Off by an ulp, values that lie on a tie of the FP8 format round to the other side than they do
+    in NumPy, in a kernel, or under another jit. XLA is off in two ways:
+
+    - It turns division by a constant or by a broadcast value into multiplication by its reciprocal.
+      A divisor that depends on x is left alone.
+    - On NVIDIA GPUs its float32 division itself is not correctly rounded.
     """
+    return jax.lax.platform_dependent(
+        x, divisor, cuda=_by_wide_reciprocal, default=_by_dependent_divisor
+    )
+
+
+def _by_dependent_divisor(x: jax.Array, divisor: jax.Array) -> jax.Array:
     return x / jnp.where(jnp.isnan(x), x, divisor)
+
+
+def _by_wide_reciprocal(x: jax.Array, divisor: jax.Array) -> jax.Array:
+    """x * (1 / divisor) in float64, rounded to float32.
+
+    A quotient of two float32 numbers is at least 2**-49 of itself away from the middle between two
+    neighbours in float32: that is n * 2**k with an odd n of 25 bits, and |x - n * 2**k * divisor|
+    is an integer multiple of its last bit, and not 0. Two roundings in float64 are off by 2**-52.
+    A division in float64 would not do: LLVM sees that float32 has the same result, correctly
+    rounded, and takes that.
+    """
+    with jax.enable_x64(True):
+        x, divisor = (jax.lax.convert_element_type(y, np.dtype(np.float64)) for y in (x, divisor))
+        return jax.lax.convert_element_type(x * (1 / divisor), np.dtype(np.float32))
