@@ -68,13 +68,13 @@ def bench_call(recorder: Recorder) -> None:
     import torch
 
     import jaxfp8_torch
-    from jaxfp8_torch import dlpack, ops
+    from jaxfp8_torch import crossing, ops
 
     tensors = _inputs()
-    arrays = [dlpack.wrap(x) for x in tensors]
+    arrays = [crossing.to_array(x) for x in tensors]
     scale = torch.ones(_HEADS.value, device=_DEVICE.value)
     scales = jaxfp8.LayerScales(scale, scale, scale)
-    jax_scales = jaxfp8.LayerScales(*map(dlpack.wrap, scales))
+    jax_scales = jaxfp8.LayerScales(*map(crossing.to_array, scales))
 
     @jax.jit
     def from_jax(*arguments: Any) -> Any:
@@ -113,15 +113,15 @@ def bench_call(recorder: Recorder) -> None:
 
 def bench_parts(recorder: Recorder) -> None:
     """The parts of a call."""
-    from jaxfp8_torch import checks, dlpack
+    from jaxfp8_torch import checks, crossing, dlpack
 
     tensors = _inputs()
-    array = dlpack.wrap(tensors[0])
+    arrays = crossing.to_jax(*tensors)
     named = dict(zip("abcde", tensors, strict=True))
     times = _alternate(
         {
-            "import": lambda: dlpack.wrap(tensors[0]),
-            "export": lambda: dlpack.to_torch(array),
+            "import": lambda: crossing.to_jax(*tensors),
+            "export": lambda: crossing.to_torch(*arrays[:2]),
             "checks": lambda: checks.tensors(named),
             "cu_seqlens": lambda: checks.cu_seqlens_sound(tensors[3], _TOKENS.value),
             "layout": lambda: dlpack.heads("q", tensors[0]),

@@ -33,7 +33,7 @@ from absl import app, flags
 import jaxfp8
 import jaxfp8_torch
 from jaxfp8.scales import Identity, merge_shards
-from jaxfp8_torch.dlpack import jax_device
+from jaxfp8_torch.devices import jax_device
 
 _DEVICE = flags.DEFINE_string("device", "cpu", "torch device")
 _HEADS = flags.DEFINE_integer("heads", 2, "heads of this rank", lower_bound=1)

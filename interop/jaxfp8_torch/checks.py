@@ -16,7 +16,8 @@ import jax
 import numpy as np
 import torch
 
-from jaxfp8_torch.dlpack import DTYPES, check, check_not_capturing, jax_device
+from jaxfp8_torch.devices import DTYPES, jax_device
+from jaxfp8_torch.dlpack import check, check_not_capturing, crosses
 
 _Tensors = Mapping[str, torch.Tensor | None]
 
@@ -25,7 +26,9 @@ def tensors(named: _Tensors) -> torch.device:
     """Checks that every tensor of a call can cross, all from one device, which is returned."""
     device: torch.device | None = None
     for name, x in named.items():
-        if x is not None:
+        if x is None:
+            continue
+        if device is None or not crosses(x, device):
             check(name, x, device)
             device = x.device
     assert device is not None

@@ -19,7 +19,7 @@ import torch
 
 import jaxfp8
 from jaxfp8 import E4M3FN, E4M3FNUZ, AttentionState, Fp8Format, HeadSlice, LayerScales
-from jaxfp8_torch import dlpack, runtime
+from jaxfp8_torch import devices, runtime
 
 Layout = tuple[int | None, ...]
 """Lengths of vectors packed into one, first cu_seqlens, then descales; None where there is none."""
@@ -39,7 +39,7 @@ def target_format(device: torch.device) -> str:
     Raises:
       NotImplementedError: it has none.
     """
-    target = jaxfp8.detect_target(dlpack.jax_device(device))
+    target = jaxfp8.detect_target(devices.jax_device(device))
     if target.fp8_format is None:
         raise NotImplementedError(
             f"precision: 'fp8' needs FP8 matrix units, and {target.arch} has none that this "
@@ -58,7 +58,8 @@ def _compile(function: Callable[..., Any], device: jax.Device) -> Callable[..., 
         with jax.default_device(device):
             return function(*arguments)
 
-    return jax.jit(traced)
+    # Unused arguments too: a program waits for the last of them, whatever it reads (`crossing`).
+    return jax.jit(traced, keep_unused=True)
 
 
 def _unpack(packed: jax.Array, layout: Layout, num_cu_seqlens: int) -> list[jax.Array | None]:
@@ -180,18 +181,18 @@ def merge_states(device: jax.Device, lse_layout: str) -> Callable[..., Any]:
 
 @functools.cache
 def per_head_amax(device: jax.Device) -> Callable[..., Any]:
-    """jaxfp8.per_head_amax."""
-    return _compile(jaxfp8.per_head_amax, device)
+    """(jaxfp8.per_head_amax of (x,),)."""
+    return _compile(lambda x: (jaxfp8.per_head_amax(x),), device)
 
 
 @functools.cache
 def quantize_per_head(device: jax.Device, layout: Layout, fmt: str) -> Callable[..., Any]:
-    """jaxfp8.quantize_per_head of (x, packed: its descale)."""
+    """(jaxfp8.quantize_per_head of (x, packed: its descale),)."""
 
-    def run(x: _Array, packed: jax.Array) -> jax.Array:
+    def run(x: _Array, packed: jax.Array) -> tuple[jax.Array]:
         (descale,) = _unpack(packed, layout, 0)
         assert descale is not None
-        return jaxfp8.quantize_per_head(x, descale, _FORMATS[fmt])
+        return (jaxfp8.quantize_per_head(x, descale, _FORMATS[fmt]),)
 
     return _compile(run, device)
 

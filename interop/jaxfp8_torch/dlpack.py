@@ -15,86 +15,26 @@ So every tensor is checked first, in one order:
   7. alignment of the pointer
   8. no elements at all: there is no pointer to hand over, so an empty array stands for it
 
-Order of work: the tensor's producer is torch's current stream, and JAX's stream waits for it; an
-array that goes back is waited for by torch's current stream. Both are events on the device: the
-host waits for neither. A tensor that was allocated on another stream than the current one needs
-`record_stream`, as with any torch operator.
-
-Lifetime: an array holds its tensor, a tensor holds its array, until the last one is dropped.
+How what has passed crosses, in what order and for how long, is said in `crossing`.
 """
 
 from __future__ import annotations
 
-import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
 import torch
-import torch.utils.dlpack
 from torch._subclasses.fake_tensor import FakeTensor
 
-from jaxfp8 import E4M3FN, E4M3FNUZ, HeadSlice
-from jaxfp8_torch import runtime
+from jaxfp8 import HeadSlice
+from jaxfp8_torch import crossing
+from jaxfp8_torch.devices import DTYPES, TORCH_DTYPES, jax_device
 
 ALIGNMENT = {"cpu": 64, "cuda": 32}
 """Bytes that a pointer must be a multiple of. On a GPU the Pallas kernels count on it; on a CPU
 JAX copies in silence what is not."""
 
-_bfloat16 = np.dtype(jax.numpy.bfloat16)
-DTYPES: dict[torch.dtype, np.dtype[Any]] = {
-    torch.bfloat16: _bfloat16,
-    torch.float32: np.dtype(np.float32),
-    torch.float8_e4m3fnuz: E4M3FNUZ.dtype,
-    torch.float8_e4m3fn: E4M3FN.dtype,
-    torch.float8_e5m2: np.dtype(jax.numpy.float8_e5m2),
-    torch.int32: np.dtype(np.int32),
-}
-"""What crosses the bridge."""
 _NARROWED = {torch.int64: torch.int32, torch.float64: torch.float32}
-_TORCH_DTYPES = {numpy: torch_ for torch_, numpy in DTYPES.items()}
-
-_PLATFORM = {"cpu": "cpu", "cuda": "gpu"}
-
-
-class _Columns(NamedTuple):
-    """A contiguous tensor [T, H, width], and where in each head's columns the wanted ones begin."""
-
-    whole: torch.Tensor
-    start: int
-
-
-def jax_device(device: torch.device) -> jax.Device:
-    """JAX's name for a torch device: the same physical one, by its local index.
-
-    Both frameworks number the devices that CUDA_VISIBLE_DEVICES (or HIP_VISIBLE_DEVICES) leaves
-    them, so the numbers agree.
-
-    Raises:
-      ValueError: JAX has no such device.
-    """
-    return _jax_device(device.type, device.index)
-
-
-@functools.cache
-def _jax_device(kind: str, index: int | None) -> jax.Device:
-    runtime.enter()
-    platform = _PLATFORM.get(kind)
-    if platform is None:
-        raise ValueError(f"device: expected one of {', '.join(_PLATFORM)}, got {kind!r}")
-    try:
-        devices = jax.local_devices(backend=platform)
-    except RuntimeError as error:
-        raise ValueError(
-            f"device: the tensors are on {kind!r} and JAX has no {platform} ({error}); install "
-            "the JAX plugin of this GPU, and see that JAX_PLATFORMS does not leave it out"
-        ) from None
-    for device in devices:
-        if getattr(device, "local_hardware_id", None) == (index or 0):
-            return device
-    if platform == "cpu":
-        return devices[0]
-    raise ValueError(f"device: JAX sees {len(devices)} {kind} devices, and none of index {index}")
 
 
 def check(name: str, x: Any, device: torch.device | None = None) -> None:
@@ -140,6 +80,20 @@ def check(name: str, x: Any, device: torch.device | None = None) -> None:
         )
     if x.layout != torch.strided:
         raise ValueError(f"{name}: expected a dense tensor, got layout {x.layout}")
+
+
+def crosses(x: torch.Tensor, device: torch.device) -> bool:
+    """Whether `check` is sure to let x pass: a GPU's tensor of a call whose others are there.
+
+    A call has up to nine tensors, and `check` has a message for everything.
+    """
+    return (
+        type(x) is torch.Tensor
+        and x.is_cuda
+        and x.dtype in DTYPES
+        and x.device == device
+        and not (x.requires_grad or x.is_neg() or x.layout != torch.strided)
+    )
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -189,21 +143,19 @@ def heads(name: str, x: torch.Tensor, *, may_copy: bool = False) -> tuple[torch.
     Raises:
       ValueError: x lies otherwise in memory, or is not aligned.
     """
-    found = _columns(x)
+    found = (x, 0) if x.is_contiguous() else _columns(x)
     if found is None and may_copy and width_of_columns(x) is not None:
-        found = _Columns(x.contiguous(), 0)
+        found = x.contiguous(), 0
     if found is None:
         raise ValueError(
             f"{name}: expected a contiguous tensor, or the columns of every head of one, got shape "
             f"{list(x.shape)} with strides {list(x.stride())}; pass x.contiguous()"
         )
-    check_alignment(name, found.whole)
+    check_alignment(name, found[0])
     return found
 
 
-def _columns(x: torch.Tensor) -> _Columns | None:
-    if x.is_contiguous():
-        return _Columns(x, 0)
+def _columns(x: torch.Tensor) -> tuple[torch.Tensor, int] | None:
     width = width_of_columns(x)
     if width is None:
         return None
@@ -219,7 +171,7 @@ def _columns(x: torch.Tensor) -> _Columns | None:
             whole = x.as_strided(
                 (tokens, num_heads, width), (num_heads * width, width, 1), storage_offset=first
             )
-            return _Columns(whole, int(start))
+            return whole, int(start)
     return None
 
 
@@ -277,16 +229,8 @@ def from_torch(name: str, x: Any) -> jax.Array | HeadSlice:
     """
     check(name, x)
     whole, start = heads(name, x)
-    array = wrap(whole)
+    array = crossing.to_array(whole)
     return array if whole is x else HeadSlice(array, start, x.shape[-1])
-
-
-def wrap(x: torch.Tensor) -> jax.Array:
-    """A checked, contiguous, aligned tensor as a JAX array on the same memory."""
-    if x.numel() == 0:
-        empty = np.zeros(tuple(x.shape), DTYPES[x.dtype])
-        return jax.device_put(empty, jax_device(x.device))
-    return jax.dlpack.from_dlpack(x.detach())
 
 
 def to_torch(x: jax.Array) -> torch.Tensor:
@@ -299,17 +243,8 @@ def to_torch(x: jax.Array) -> torch.Tensor:
     """
     if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
         raise TypeError(f"x: expected a concrete JAX array, got {type(x).__name__}")
-    dtype = _TORCH_DTYPES.get(x.dtype)
-    if dtype is None:
+    if x.dtype not in TORCH_DTYPES:
         raise TypeError(f"x: expected a dtype that torch has too, got {x.dtype}")
     if len(x.devices()) != 1:
         raise TypeError(f"x: expected an array on one device, got one on {len(x.devices())}")
-    if x.size == 0:
-        return torch.empty(x.shape, dtype=dtype, device=_torch_device(x.device))
-    return torch.utils.dlpack.from_dlpack(x)
-
-
-def _torch_device(device: Any) -> torch.device:
-    if device.platform == "cpu":
-        return torch.device("cpu")
-    return torch.device("cuda", device.local_hardware_id)
+    return crossing.to_tensor(x)

@@ -12,7 +12,7 @@ An operator returns new memory, never a tensor that it was given.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 import jaxfp8
 from jaxfp8 import HeadSlice, LayerScales
-from jaxfp8_torch import buckets, checks, compiled, dlpack, runtime
+from jaxfp8_torch import buckets, checks, compiled, crossing, devices, dlpack, runtime
 
 _library = torch.library.Library("jaxfp8", "DEF")
 
@@ -35,18 +35,37 @@ def _register(function: Callable[..., Any], fake: Callable[..., Any]) -> None:
     torch.library.register_fake(f"jaxfp8::{name}", fake, lib=_library)
 
 
-def _rows(name: str, x: Tensor, capacity: int) -> jax.Array | HeadSlice:
+class _Columns(NamedTuple):
+    """`size` columns from `start` of every head of a tensor, for a HeadSlice."""
+
+    whole: Tensor
+    start: int
+    size: int
+
+
+def _run(program: Callable[..., Any], *operands: Tensor | _Columns) -> list[Tensor]:
+    """Calls a compiled program with tensors, the last of them a Tensor; its outputs as tensors."""
+    arrays: list[Any] = crossing.to_jax(
+        *[x.whole if isinstance(x, _Columns) else x for x in operands]
+    )
+    for index, x in enumerate(operands):
+        if isinstance(x, _Columns):
+            arrays[index] = HeadSlice(arrays[index], x.start, x.size)
+    outputs = program(*arrays)
+    return crossing.to_torch(*outputs) if outputs else []
+
+
+def _rows(name: str, x: Tensor, capacity: int) -> Tensor | _Columns:
     """x [T, H, D] with the rows of its bucket: in place where it has them, else in a copy."""
     whole, start = dlpack.heads(name, x, may_copy=True)
     if x.shape[0] != capacity:
-        return dlpack.wrap(buckets.pad_rows(x, capacity))
-    array = dlpack.wrap(whole)
-    return array if whole.shape == x.shape else HeadSlice(array, start, x.shape[2])
+        return buckets.pad_rows(x, capacity)
+    return whole if whole.shape == x.shape else _Columns(whole, start, x.shape[2])
 
 
 def _pack(
     cu_seqlens: Sequence[Tensor | None], descales: Sequence[Tensor | None]
-) -> tuple[jax.Array, compiled.Layout]:
+) -> tuple[Tensor, compiled.Layout]:
     """The small vectors of a call as one, which crosses once.
 
     Every crossing costs more than the copy, which also takes vectors of any alignment: offsets are
@@ -67,7 +86,12 @@ def _pack(
         layout.append(None if x is None else x.shape[0])
         if x is not None:
             pieces.append(x.view(torch.int32))
-    return dlpack.wrap(torch.cat(pieces)), tuple(layout)
+    return torch.cat(pieces), tuple(layout)
+
+
+def _first(x: Tensor, tokens: int) -> Tensor:
+    """The first tokens of an output [T, ...]."""
+    return x if x.shape[0] == tokens else x[:tokens]
 
 
 def _float32(x: Tensor | None) -> Tensor | None:
@@ -78,7 +102,7 @@ def _float32(x: Tensor | None) -> Tensor | None:
 def _lse(lse: Tensor, tokens: int, layout: str) -> Tensor:
     """The first tokens of an LSE, contiguous."""
     if layout == "TH":
-        return lse[:tokens]
+        return _first(lse, tokens)
     return lse if lse.shape[1] == tokens else lse[:, :tokens].contiguous()
 
 
@@ -107,7 +131,7 @@ def prefill_attention(
     arguments = {
         "q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k
     }  # fmt: skip
-    device = dlpack.jax_device(checks.tensors(arguments | scales))
+    device = devices.jax_device(checks.tensors(arguments | scales))
     if not (
         checks.heads_match(q, k, v)
         and checks.cu_seqlens_sound(cu_seqlens_q, q.shape[0])
@@ -126,17 +150,18 @@ def prefill_attention(
 
         checks.let_jaxfp8_refuse(refuse, arguments | scales)
     packed, layout = _pack((cu_seqlens_q, cu_seqlens_k), tuple(scales.values()))
-    run = compiled.prefill_attention(
+    program = compiled.prefill_attention(
         device, layout, causal, softmax_scale, precision, fmt, backend, lse_layout
     )
     tokens, rows = q.shape[0], buckets.context_capacity(k.shape[0])
-    out, lse = run(
+    out, lse = _run(
+        program,
         _rows("q", q, buckets.query_capacity(tokens)),
         _rows("k", k, rows),
         _rows("v", v, rows),
         packed,
     )
-    return dlpack.to_torch(out)[:tokens], _lse(dlpack.to_torch(lse), tokens, lse_layout)
+    return _first(out, tokens), _lse(lse, tokens, lse_layout)
 
 
 def _fake_prefill_attention(
@@ -167,7 +192,7 @@ def start_prefill(
     runtime.enter()
     q_descale = _float32(q_descale)
     arguments = {"q": q, "cu_seqlens_q": cu_seqlens_q, "q_descale": q_descale}
-    device = dlpack.jax_device(checks.tensors(arguments))
+    device = devices.jax_device(checks.tensors(arguments))
     if not (
         q.dim() == 3
         and checks.cu_seqlens_sound(cu_seqlens_q, q.shape[0])
@@ -182,14 +207,16 @@ def start_prefill(
 
         checks.let_jaxfp8_refuse(refuse, arguments)
     packed, layout = _pack((cu_seqlens_q,), (q_descale,))
-    run = compiled.start_prefill(device, layout, v_head_dim, softmax_scale, precision, fmt, backend)
+    program = compiled.start_prefill(
+        device, layout, v_head_dim, softmax_scale, precision, fmt, backend
+    )
     tokens = q.shape[0]
-    quantized = run(_rows("q", q, buckets.query_capacity(tokens)), packed)
+    quantized = _run(program, _rows("q", q, buckets.query_capacity(tokens)), packed)
     acc, lse = _nothing_seen(q, v_head_dim)
     if not quantized:
         return q.new_empty(0), lse.new_empty(0), acc, lse
     values, descale = quantized
-    return dlpack.to_torch(values)[:tokens], dlpack.to_torch(descale), acc, lse
+    return _first(values, tokens), descale, acc, lse
 
 
 def _fake_start_prefill(
@@ -236,7 +263,7 @@ def attend(
         "v_descale": v_descale,
     }  # fmt: skip
     held = {"q": q, "q_descale": q_descale, "cu_seqlens_q": cu_seqlens_q, "acc": acc, "lse": lse}
-    device = dlpack.jax_device(checks.tensors(held | context))
+    device = devices.jax_device(checks.tensors(held | context))
     tokens = q.shape[0]
     new_tokens = cu_seqlens_k is None
     if not (
@@ -265,18 +292,19 @@ def attend(
 
         checks.let_jaxfp8_refuse(refuse, held | context)
     packed, layout = _pack((cu_seqlens_q, cu_seqlens_k), (q_descale, k_descale, v_descale))
-    run = compiled.attend(device, layout, softmax_scale, precision, fmt, backend)
+    program = compiled.attend(device, layout, softmax_scale, precision, fmt, backend)
     capacity = buckets.query_capacity(tokens)
     rows = capacity if new_tokens else buckets.context_capacity(k.shape[0])
-    new_acc, new_lse = run(
+    new_acc, new_lse = _run(
+        program,
         _rows("q", q, capacity),
-        dlpack.wrap(buckets.pad_rows(acc, capacity)),
-        dlpack.wrap(buckets.pad_columns(lse, capacity)),
+        buckets.pad_rows(dlpack.contiguous("acc", acc), capacity),
+        buckets.pad_columns(dlpack.contiguous("lse", lse), capacity),
         _rows("k", k, rows),
         _rows("v", v, rows),
         packed,
     )
-    return dlpack.to_torch(new_acc)[:tokens], _lse(dlpack.to_torch(new_lse), tokens, "HT")
+    return _first(new_acc, tokens), _lse(new_lse, tokens, "HT")
 
 
 def _fake_attend(
@@ -294,7 +322,7 @@ def merge_states(
     """The out and LSE of two states merged."""
     runtime.enter()
     arguments = {"a.out": a_out, "a.lse": a_lse, "b.out": b_out, "b.lse": b_lse}
-    device = dlpack.jax_device(checks.tensors(arguments))
+    device = devices.jax_device(checks.tensors(arguments))
     transposed = lse_layout == "TH"
     if not (
         a_out.shape == b_out.shape
@@ -318,15 +346,14 @@ def merge_states(
     capacity = buckets.query_capacity(tokens)
     pad_lse = buckets.pad_rows if transposed else buckets.pad_columns
 
-    def imported(out: str, lse: str) -> Any:
-        return (
-            dlpack.wrap(buckets.pad_rows(dlpack.contiguous(out, arguments[out]), capacity)),
-            dlpack.wrap(pad_lse(dlpack.contiguous(lse, arguments[lse]), capacity)),
-        )
-
-    run = compiled.merge_states(device, lse_layout)
-    out, lse = run(*imported("a.out", "a.lse"), *imported("b.out", "b.lse"))
-    return dlpack.to_torch(out)[:tokens], _lse(dlpack.to_torch(lse), tokens, lse_layout)
+    operands = []
+    for out_name, lse_name in (("a.out", "a.lse"), ("b.out", "b.lse")):
+        out = dlpack.contiguous(out_name, arguments[out_name])
+        operands.append(buckets.pad_rows(out, capacity))
+        lse = dlpack.contiguous(lse_name, arguments[lse_name])
+        operands.append(pad_lse(lse, capacity))
+    out, lse = _run(compiled.merge_states(device, lse_layout), *operands)
+    return _first(out, tokens), _lse(lse, tokens, lse_layout)
 
 
 def _fake_merge_states(
@@ -340,7 +367,7 @@ def _fake_merge_states(
 def per_head_amax(x: Tensor) -> Tensor:
     """float32 [H]: largest finite magnitude of each head of x [T, H, D]."""
     device = _check_values(x, lambda given: jaxfp8.per_head_amax(**given))
-    return dlpack.to_torch(compiled.per_head_amax(device)(_values(x)))
+    return _run(compiled.per_head_amax(device), _values(x))[0]
 
 
 def _fake_per_head_amax(x: Tensor) -> Tensor:
@@ -357,8 +384,8 @@ def quantize_per_head(x: Tensor, descale: Tensor, fmt: str) -> Tensor:
 
     device = _check_values(x, refuse, descale)
     packed, layout = _pack((), (descale,))
-    run = compiled.quantize_per_head(device, layout, fmt)
-    return dlpack.to_torch(run(_values(x), packed))[: x.shape[0]]
+    program = compiled.quantize_per_head(device, layout, fmt)
+    return _first(_run(program, _values(x), packed)[0], x.shape[0])
 
 
 def _fake_quantize_per_head(x: Tensor, descale: Tensor, fmt: str) -> Tensor:
@@ -369,8 +396,8 @@ def _fake_quantize_per_head(x: Tensor, descale: Tensor, fmt: str) -> Tensor:
 def dynamic_quantize_per_head(x: Tensor, fmt: str) -> tuple[Tensor, Tensor]:
     """x [T, H, D] in FP8 and the descale [H] that its values ask for."""
     device = _check_values(x, lambda given: jaxfp8.per_head_amax(**given))
-    values, descale = compiled.dynamic_quantize_per_head(device, fmt)(_values(x))
-    return dlpack.to_torch(values)[: x.shape[0]], dlpack.to_torch(descale)
+    values, descale = _run(compiled.dynamic_quantize_per_head(device, fmt), _values(x))
+    return _first(values, x.shape[0]), descale
 
 
 def _fake_dynamic_quantize_per_head(x: Tensor, fmt: str) -> tuple[Tensor, Tensor]:
@@ -383,19 +410,19 @@ def _check_values(
     """The checks of a quantizer's x [T, H, D] and, if it takes one, descale [H]."""
     runtime.enter()
     arguments = {"x": x, "descale": descale}
-    device = dlpack.jax_device(checks.tensors(arguments))
+    device = devices.jax_device(checks.tensors(arguments))
     if not (x.dim() == 3 and 0 not in x.shape[1:] and checks.descale_sound(descale, x.shape[1])):
         checks.let_jaxfp8_refuse(refuse, arguments)
     return device
 
 
-def _values(x: Tensor) -> jax.Array | HeadSlice:
+def _values(x: Tensor) -> Tensor | _Columns:
     """x [T, H, D] in its bucket, with zeros behind it, which change no maximum."""
     capacity = buckets.context_capacity(x.shape[0])
     if capacity == x.shape[0]:
         return _rows("x", x, capacity)
     dlpack.heads("x", x, may_copy=True)
-    return dlpack.wrap(buckets.pad_rows_with_zeros(x, capacity))
+    return buckets.pad_rows_with_zeros(x, capacity)
 
 
 for _operator, _fake in (

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import jaxfp8
-from jaxfp8_torch import dlpack
+from jaxfp8_torch import devices
 
 DEVICES = [
     "cpu",
@@ -20,7 +20,7 @@ DEVICES = [
         "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
     ),
 ]
-_TORCH = {numpy: torch_ for torch_, numpy in dlpack.DTYPES.items()}
+_TORCH = {numpy: torch_ for torch_, numpy in devices.DTYPES.items()}
 
 
 def tensor(x: Any, device: str = "cpu") -> torch.Tensor:
@@ -37,9 +37,9 @@ def tensor(x: Any, device: str = "cpu") -> torch.Tensor:
 def array(x: torch.Tensor) -> np.ndarray:
     """A tensor as a NumPy array."""
     if not x.numel():
-        return np.empty(tuple(x.shape), dlpack.DTYPES[x.dtype])
+        return np.empty(tuple(x.shape), devices.DTYPES[x.dtype])
     as_bytes = x.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy()
-    return as_bytes.view(dlpack.DTYPES[x.dtype]).reshape(tuple(x.shape))
+    return as_bytes.view(devices.DTYPES[x.dtype]).reshape(tuple(x.shape))
 
 
 def tensors(arrays: Any, device: str) -> list[torch.Tensor]:
@@ -48,14 +48,14 @@ def tensors(arrays: Any, device: str) -> list[torch.Tensor]:
 
 def native(device: str) -> jaxfp8.Fp8Format:
     """The FP8 format of a device."""
-    fmt = jaxfp8.detect_target(dlpack.jax_device(torch.device(device))).fp8_format
+    fmt = jaxfp8.detect_target(devices.jax_device(torch.device(device))).fp8_format
     assert fmt is not None
     return fmt
 
 
 def on_jax(arrays: Any, device: str) -> list[jax.Array]:
     """The same arrays through the other door."""
-    return [jax.device_put(x, dlpack.jax_device(torch.device(device))) for x in arrays]
+    return [jax.device_put(x, devices.jax_device(torch.device(device))) for x in arrays]
 
 
 def assert_same_bits(actual: torch.Tensor, expected: Any) -> None:

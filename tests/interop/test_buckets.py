@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 import jaxfp8  # noqa: E402
 import jaxfp8_torch  # noqa: E402
-from jaxfp8_torch import buckets, dlpack  # noqa: E402
+from jaxfp8_torch import buckets, crossing  # noqa: E402
 from jaxfp8_torch import warm_up as warm_up_module  # noqa: E402
 from jaxfp8_torch.buckets import Buckets  # noqa: E402
 from tests import oracle  # noqa: E402
@@ -89,13 +89,13 @@ def test_a_tensor_of_a_bucket_is_not_copied(monkeypatch):
     q, k, v = tensors(qkv(np.random.default_rng(0), 64, 128), "cpu")
     wide = torch.cat([v, v], dim=2)
     crossed = []
-    wrap = dlpack.wrap
+    to_jax = crossing.to_jax
 
-    def recording(x):
-        crossed.append(x.data_ptr())
-        return wrap(x)
+    def recording(*tensors):
+        crossed.extend(x.data_ptr() for x in tensors)
+        return to_jax(*tensors)
 
-    monkeypatch.setattr(dlpack, "wrap", recording)
+    monkeypatch.setattr(crossing, "to_jax", recording)
     cu_q, cu_k = tensors((cu_seqlens([3, 5]), cu_seqlens([20, 1])), "cpu")
     for queries in (q, q[:50]):  # one program
         crossed.clear()

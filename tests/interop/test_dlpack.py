@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import jaxfp8  # noqa: E402
-from jaxfp8_torch import dlpack, from_torch, to_torch  # noqa: E402
+from jaxfp8_torch import devices, dlpack, from_torch, to_torch  # noqa: E402
 from tests.interop.tensors import DEVICES, assert_same_bits, tensor  # noqa: E402
 
 RNG = np.random.default_rng(0)
@@ -28,11 +28,11 @@ on_each_device = pytest.mark.parametrize("device", DEVICES)
 
 def draw(dtype, *shape, device="cpu"):
     x = RNG.standard_normal(shape) * 50
-    return tensor(x.astype(dlpack.DTYPES[dtype]), device)
+    return tensor(x.astype(devices.DTYPES[dtype]), device)
 
 
 @on_each_device
-@pytest.mark.parametrize("dtype", dlpack.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", devices.DTYPES, ids=str)
 def test_both_ways_on_the_same_memory(dtype, device):
     x = draw(dtype, 6, 2, 64, device=device)
     crossed = from_torch("x", x)
@@ -137,7 +137,7 @@ def test_fake_tensors_are_refused():
 
 def test_a_device_that_jax_does_not_know_is_refused():
     with pytest.raises(ValueError, match="device: expected one of cpu, cuda, got 'xpu'"):
-        dlpack.jax_device(torch.device("xpu", 0))
+        devices.jax_device(torch.device("xpu", 0))
 
 
 @pytest.mark.skipif(
@@ -145,14 +145,14 @@ def test_a_device_that_jax_does_not_know_is_refused():
 )
 def test_a_gpu_that_jax_does_not_have_is_refused():
     with pytest.raises(ValueError, match="JAX has no gpu"):
-        dlpack.jax_device(torch.device("cuda", 0))
+        devices.jax_device(torch.device("cuda", 0))
 
 
 def test_a_gpu_is_found_by_its_index_among_the_visible_ones(monkeypatch):
     """As CUDA_VISIBLE_DEVICES leaves them: JAX's ids may be others."""
     visible = [types.SimpleNamespace(id=10 + n, local_hardware_id=n) for n in (1, 0)]
     monkeypatch.setattr(jax, "local_devices", lambda backend: visible)
-    find = dlpack._jax_device.__wrapped__
+    find = devices._jax_device.__wrapped__
     assert [find("cuda", index).id for index in (0, 1, None)] == [10, 11, 10]
     with pytest.raises(ValueError, match="JAX sees 2 cuda devices, and none of index 2"):
         find("cuda", 2)

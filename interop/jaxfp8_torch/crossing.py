@@ -1,0 +1,153 @@
+# SPDX-FileCopyrightText: 2026 The jaxfp8 Authors
+# SPDX-License-Identifier: Apache-2.0
+"""How the tensors of one call cross to JAX, and its arrays back: no copy, no waiting of the host.
+
+Order of work. On a GPU JAX runs on streams of its own, and names one for events from outside. To
+JAX: that stream waits for torch's current stream, once for all tensors of a call, and the last
+tensor crosses with an event recorded there, which the program, that reads it, waits for. Back: the
+same stream waits for the program's outputs, and torch's current stream for it. On a CPU a tensor is
+handed over when it is computed, as torch expects.
+
+Lifetime. On a GPU the arrays that a program reads are views that own nothing: torch's current
+stream does nothing more before the program is done, so that memory which torch frees or fills
+meanwhile is still what it was when the program reads it. (Memory of another stream needs
+`record_stream`, as with any torch operator.) So a view is good for any tensor in the same place,
+and is kept: making one costs more than anything else in a crossing. On a CPU nothing orders the
+work, and an array holds its tensor. What comes back holds its array everywhere.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import threading
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+import torch.utils.dlpack
+
+from jaxfp8_torch import jaxlib_compat, lending
+from jaxfp8_torch.devices import DTYPES, TORCH_DTYPES, jax_device, torch_device
+
+_dlpack: Any = torch.utils.dlpack  # whose stubs leave to_dlpack out
+_VIEWS = 1024
+_DEVICE_TYPE = {"cpu": 1, "cuda": 2 if torch.version.hip is None else 10}
+"""DLPack's numbers; torch calls an AMD GPU "cuda" too."""
+
+
+def to_jax(*tensors: torch.Tensor) -> list[jax.Array]:
+    """Arrays on the memory of tensors, for one program that is called with all of them.
+
+    Args:
+      *tensors: checked, contiguous, aligned, on one device; whatever fills them is queued on its
+        current stream.
+    """
+    device = tensors[0].device
+    if device.type == "cpu" or not (jaxlib_compat.available() and tensors[-1].numel()):
+        return [to_array(x) for x in tensors]
+    on_jax = jax_device(device)
+    stream = jaxlib_compat.external_stream(on_jax)
+    event = _event(device.index)
+    event.record()
+    event.wait(_external_stream(stream, device.index))
+    arrays = [
+        _view(x.data_ptr(), x.shape, x.dtype, device.index) if x.numel() else _empty(x)
+        for x in tensors[:-1]
+    ]
+    return [*arrays, _lend(tensors[-1], on_jax, stream)]
+
+
+def to_torch(*arrays: jax.Array) -> list[torch.Tensor]:
+    """Tensors on the memory of a program's outputs, all on one device, of dtypes that cross."""
+    (device,) = arrays[0].devices()
+    if device.platform == "cpu" or not jaxlib_compat.available():
+        return [to_tensor(x) for x in arrays]
+    index = device.local_hardware_id
+    stream = jaxlib_compat.external_stream(device)
+    tensors = [
+        _dlpack.from_dlpack(jaxlib_compat.dlpack_of_array(x, stream)) if x.size else to_tensor(x)
+        for x in arrays
+    ]
+    event = _event(index)
+    event.record(_external_stream(stream, index))
+    event.wait()
+    return tensors
+
+
+def to_array(x: torch.Tensor) -> jax.Array:
+    """An array that holds its tensor: checked, contiguous, aligned. Ordered by itself."""
+    if x.numel() == 0:
+        return _empty(x)
+    if x.device.type == "cpu" and jaxlib_compat.available():
+        return _lend(x, jax_device(x.device))
+    lent = lending.lend(x)
+    array = jax.dlpack.from_dlpack(lent)
+    lending.lent(lent, array)
+    return array
+
+
+def to_tensor(x: jax.Array) -> torch.Tensor:
+    """A tensor that holds its array, which is on one device. Ordered by itself."""
+    if x.size:
+        tensor: torch.Tensor = _dlpack.from_dlpack(x)
+        return tensor
+    return torch.empty(x.shape, dtype=TORCH_DTYPES[x.dtype], device=torch_device(x.device))
+
+
+def _lend(x: torch.Tensor, device: jax.Device, stream: int | None = None) -> jax.Array:
+    """An array that holds its tensor; ready after what is queued on the stream."""
+    lent = lending.lend(x)
+    capsule = _dlpack.to_dlpack(lent)
+    array = jaxlib_compat.array_of_dlpack(capsule, device, _DEVICE_TYPE[x.device.type], stream)
+    lending.lent(lent, array)
+    return array
+
+
+def _empty(x: torch.Tensor) -> jax.Array:
+    """There is no pointer to hand over."""
+    return jax.device_put(np.zeros(tuple(x.shape), DTYPES[x.dtype]), jax_device(x.device))
+
+
+class _Memory:
+    """Bytes on a GPU that belong to somebody else, as torch can be told of them."""
+
+    def __init__(self, pointer: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,), "typestr": "|u1", "data": (pointer, False), "version": 3
+        }  # fmt: skip
+
+
+@functools.lru_cache(_VIEWS)
+def _view(pointer: int, shape: torch.Size, dtype: torch.dtype, index: int) -> jax.Array:
+    """An array that does not hold its memory, ready from the start."""
+    device = torch.device("cuda", index)
+    memory = _Memory(pointer, shape.numel() * dtype.itemsize)
+    borrowed = torch.as_tensor(memory, device=device).view(dtype).view(shape)
+    return _lend(borrowed, jax_device(device))
+
+
+atexit.register(_view.cache_clear)
+
+
+@functools.cache
+def _external_stream(stream: int, index: int) -> torch.cuda.ExternalStream:
+    return torch.cuda.ExternalStream(stream, device=torch.device("cuda", index))
+
+
+class _Events(threading.local):
+    """A thread's event on each GPU: what waits for one waits for what was recorded in it last."""
+
+    def __init__(self) -> None:
+        self.of_gpu: dict[int, torch.Event] = {}
+
+
+_events = _Events()
+
+
+def _event(index: int) -> torch.Event:
+    event = _events.of_gpu.get(index)
+    if event is None:
+        event = _events.of_gpu[index] = torch.Event(torch.device("cuda", index))
+    return event
