@@ -171,3 +171,21 @@ def test_scores_that_jump_between_blocks():
     slack = hopper_fp8_slack(*values, cu_q, cu_k, causal=False)
     assert_attention(state, expected, "fp8", slack)
     assert relative_error(np.asarray(state.out, np.float64), expected.out) < 0.04
+
+
+def test_lse_at_ordinary_scales_is_good_to_a_thousandth():
+    """Segments are merged by it. Q, K and V of variance 1, over many key blocks."""
+    rng = np.random.default_rng(5)
+    keys = 8192
+    q, k, v = normal(rng, 256, 2, 192), normal(rng, keys, 2, 192), normal(rng, keys, 2, 128)
+    scales, values = static_scales(q, k, v)
+    cu_q, cu_k = cu_seqlens((256,)), cu_seqlens((keys,))
+    state = jaxfp8.prefill_attention(
+        *map(jnp.asarray, (q, k, v, cu_q, cu_k)),
+        causal=False,
+        scales=scales,
+        fmt=jaxfp8.E4M3FN,
+        backend=BACKEND,
+    )
+    expected = oracle.attention(*values, cu_q, cu_k, causal=False)
+    assert np.abs(np.asarray(state.lse, np.float64) - expected.lse).max() < 1e-3
