@@ -28,8 +28,9 @@ def tensors(named: _Tensors) -> torch.device:
     for name, x in named.items():
         if x is None:
             continue
-        if device is None or not crosses(x, device):
+        if not crosses(x, device):
             check(name, x, device)
+        if device is None:
             device = x.device
     assert device is not None
     check_not_capturing(device)
@@ -51,7 +52,7 @@ def cu_seqlens_sound(x: torch.Tensor, num_tokens: int) -> bool:
     """
     if x.dtype != torch.int32 or x.dim() != 1 or x.shape[0] < 1:
         return False
-    if x.device.type != "cpu":
+    if not x.is_cpu:
         return True
     values = x.tolist()
     return (
@@ -67,7 +68,7 @@ def descale_sound(x: torch.Tensor | None, num_heads: int) -> bool:
         return True
     if x.dtype != torch.float32 or x.shape != (num_heads,):
         return False
-    return x.device.type != "cpu" or all(0 < value < float("inf") for value in x.tolist())
+    return not x.is_cpu or all(0 < value < float("inf") for value in x.tolist())
 
 
 def let_jaxfp8_refuse(function: Callable[[dict[str, Any]], Any], named: _Tensors) -> None:

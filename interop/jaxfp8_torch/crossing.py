@@ -2,23 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the tensors of one call cross to JAX, and its arrays back: no copy, no waiting of the host.
 
-Order of work. On a GPU JAX runs on streams of its own, and names one for events from outside. To
-JAX: that stream waits for torch's current stream, once for all tensors of a call, and the last
-tensor crosses with an event recorded there, which the program, that reads it, waits for. Back: the
-same stream waits for the program's outputs, and torch's current stream for it. On a CPU a tensor is
+Order of work. On a GPU JAX runs on streams of its own, and names some for events from outside. To
+JAX: such a stream waits for torch's current stream, once for all tensors of a call, and the last
+tensor crosses with an event recorded there, which the program, that takes it, waits for. Back: such
+a stream waits for the program's outputs, and torch's current stream for it. On a CPU a tensor is
 handed over when it is computed, as torch expects.
 
 Lifetime. On a GPU the arrays that a program reads are views that own nothing: torch's current
 stream does nothing more before the program is done, so that memory which torch frees or fills
 meanwhile is still what it was when the program reads it. (Memory of another stream needs
 `record_stream`, as with any torch operator.) So a view is good for any tensor in the same place,
-and is kept: making one costs more than anything else in a crossing. On a CPU nothing orders the
-work, and an array holds its tensor. What comes back holds its array everywhere.
+and is kept: making one costs several times what the rest of a crossing does. On a CPU nothing
+orders the work, and an array holds its tensor. What comes back holds its array everywhere.
 """
 
 from __future__ import annotations
 
-import atexit
 import functools
 import threading
 from typing import Any
@@ -28,13 +27,12 @@ import numpy as np
 import torch
 import torch.utils.dlpack
 
-from jaxfp8_torch import jaxlib_compat, lending
+from jaxfp8_torch import borrowing, jaxlib_compat, lending
+from jaxfp8_torch.borrowing import DEVICE_TYPE
 from jaxfp8_torch.devices import DTYPES, TORCH_DTYPES, jax_device, torch_device
 
 _dlpack: Any = torch.utils.dlpack  # whose stubs leave to_dlpack out
 _VIEWS = 1024
-_DEVICE_TYPE = {"cpu": 1, "cuda": 2 if torch.version.hip is None else 10}
-"""DLPack's numbers; torch calls an AMD GPU "cuda" too."""
 
 
 def to_jax(*tensors: torch.Tensor) -> list[jax.Array]:
@@ -47,16 +45,16 @@ def to_jax(*tensors: torch.Tensor) -> list[jax.Array]:
     device = tensors[0].device
     if device.type == "cpu" or not (jaxlib_compat.available() and tensors[-1].numel()):
         return [to_array(x) for x in tensors]
-    on_jax = jax_device(device)
-    stream = jaxlib_compat.external_stream(on_jax)
+    stream = jaxlib_compat.external_stream(jax_device(device))
     event = _event(device.index)
     event.record()
     event.wait(_external_stream(stream, device.index))
     arrays = [
-        _view(x.data_ptr(), x.shape, x.dtype, device.index) if x.numel() else _empty(x)
+        _view(x.data_ptr(), x.shape, x.dtype, device) if x.numel() else _empty(x)
         for x in tensors[:-1]
     ]
-    return [*arrays, _lend(tensors[-1], on_jax, stream)]
+    last = tensors[-1]
+    return [*arrays, _borrow(last.data_ptr(), last.shape, last.dtype, device, stream)]
 
 
 def to_torch(*arrays: jax.Array) -> list[torch.Tensor]:
@@ -80,10 +78,12 @@ def to_array(x: torch.Tensor) -> jax.Array:
     """An array that holds its tensor: checked, contiguous, aligned. Ordered by itself."""
     if x.numel() == 0:
         return _empty(x)
-    if x.device.type == "cpu" and jaxlib_compat.available():
-        return _lend(x, jax_device(x.device))
     lent = lending.lend(x)
-    array = jax.dlpack.from_dlpack(lent)
+    if x.device.type == "cpu" and jaxlib_compat.available():
+        device, kind = jax_device(x.device), DEVICE_TYPE["cpu"]
+        array = jaxlib_compat.array_of_dlpack(_dlpack.to_dlpack(lent), device, kind)
+    else:
+        array = jax.dlpack.from_dlpack(lent)
     lending.lent(lent, array)
     return array
 
@@ -96,39 +96,24 @@ def to_tensor(x: jax.Array) -> torch.Tensor:
     return torch.empty(x.shape, dtype=TORCH_DTYPES[x.dtype], device=torch_device(x.device))
 
 
-def _lend(x: torch.Tensor, device: jax.Device, stream: int | None = None) -> jax.Array:
-    """An array that holds its tensor; ready after what is queued on the stream."""
-    lent = lending.lend(x)
-    capsule = _dlpack.to_dlpack(lent)
-    array = jaxlib_compat.array_of_dlpack(capsule, device, _DEVICE_TYPE[x.device.type], stream)
-    lending.lent(lent, array)
-    return array
-
-
 def _empty(x: torch.Tensor) -> jax.Array:
     """There is no pointer to hand over."""
     return jax.device_put(np.zeros(tuple(x.shape), DTYPES[x.dtype]), jax_device(x.device))
 
 
-class _Memory:
-    """Bytes on a GPU that belong to somebody else, as torch can be told of them."""
-
-    def __init__(self, pointer: int, size: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (size,), "typestr": "|u1", "data": (pointer, False), "version": 3
-        }  # fmt: skip
+def _borrow(
+    pointer: int, shape: torch.Size, dtype: torch.dtype, device: torch.device, stream: int | None
+) -> jax.Array:
+    """An array that does not hold its memory, on a GPU; ready after what is on the stream now."""
+    capsule = borrowing.capsule(pointer, shape, dtype, device)
+    kind = DEVICE_TYPE[device.type]
+    return jaxlib_compat.array_of_dlpack(capsule, jax_device(device), kind, stream)
 
 
 @functools.lru_cache(_VIEWS)
-def _view(pointer: int, shape: torch.Size, dtype: torch.dtype, index: int) -> jax.Array:
-    """An array that does not hold its memory, ready from the start."""
-    device = torch.device("cuda", index)
-    memory = _Memory(pointer, shape.numel() * dtype.itemsize)
-    borrowed = torch.as_tensor(memory, device=device).view(dtype).view(shape)
-    return _lend(borrowed, jax_device(device))
-
-
-atexit.register(_view.cache_clear)
+def _view(pointer: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> jax.Array:
+    """The same, ready from the start."""
+    return _borrow(pointer, shape, dtype, device, None)
 
 
 @functools.cache

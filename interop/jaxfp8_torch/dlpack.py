@@ -30,7 +30,7 @@ from jaxfp8 import HeadSlice
 from jaxfp8_torch import crossing
 from jaxfp8_torch.devices import DTYPES, TORCH_DTYPES, jax_device
 
-ALIGNMENT = {"cpu": 64, "cuda": 32}
+CPU_ALIGNMENT, GPU_ALIGNMENT = 64, 32
 """Bytes that a pointer must be a multiple of. On a GPU the Pallas kernels count on it; on a CPU
 JAX copies in silence what is not."""
 
@@ -82,16 +82,16 @@ def check(name: str, x: Any, device: torch.device | None = None) -> None:
         raise ValueError(f"{name}: expected a dense tensor, got layout {x.layout}")
 
 
-def crosses(x: torch.Tensor, device: torch.device) -> bool:
-    """Whether `check` is sure to let x pass: a GPU's tensor of a call whose others are there.
+def crosses(x: torch.Tensor, device: torch.device | None) -> bool:
+    """Whether `check` is sure to let a GPU's tensor pass, if JAX has that GPU.
 
-    A call has up to nine tensors, and `check` has a message for everything.
+    A call has up to ten tensors, and `check` has a message for everything.
     """
     return (
         type(x) is torch.Tensor
         and x.is_cuda
         and x.dtype in DTYPES
-        and x.device == device
+        and (device is None or x.device == device)
         and not (x.requires_grad or x.is_neg() or x.layout != torch.strided)
     )
 
@@ -205,9 +205,9 @@ def check_alignment(name: str, x: torch.Tensor) -> None:
     """Refuses a pointer that kernels could not read from.
 
     Raises:
-      ValueError: it is not a multiple of ALIGNMENT.
+      ValueError: it is not a multiple of its device's alignment.
     """
-    alignment = ALIGNMENT[x.device.type]
+    alignment = CPU_ALIGNMENT if x.is_cpu else GPU_ALIGNMENT
     if x.data_ptr() % alignment:
         raise ValueError(
             f"{name}: expected its memory to begin at a multiple of {alignment} bytes, got one "

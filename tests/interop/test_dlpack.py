@@ -19,7 +19,16 @@ torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import jaxfp8  # noqa: E402
-from jaxfp8_torch import devices, dlpack, from_torch, to_torch  # noqa: E402
+from jaxfp8_torch import (  # noqa: E402
+    borrowing,
+    crossing,
+    devices,
+    dlpack,
+    from_torch,
+    jaxlib_compat,
+    lending,
+    to_torch,
+)
 from tests.interop.tensors import DEVICES, assert_same_bits, tensor  # noqa: E402
 
 RNG = np.random.default_rng(0)
@@ -44,6 +53,44 @@ def test_both_ways_on_the_same_memory(dtype, device):
     assert back.device == x.device
     made = jnp.asarray(crossed + 0 if dtype == torch.int32 else crossed * 1)
     assert to_torch(made).data_ptr() == made.unsafe_buffer_pointer()
+
+
+@on_each_device
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_call_crosses_with_and_without_the_functions_of_jaxlib(direct, device, monkeypatch):
+    assert jaxlib_compat.available()
+    if not direct:
+        monkeypatch.setattr(jaxlib_compat, "_to_array", None)
+    tensors = [draw(torch.float32, 6, 2, 64, device=device) for _ in range(3)]
+    tensors.insert(1, torch.empty(0, 3, device=device))
+    arrays = crossing.to_jax(*tensors)
+    for x, crossed in zip(tensors, arrays, strict=True):
+        assert_same_bits(x, crossed)
+        assert not x.numel() or crossed.unsafe_buffer_pointer() == x.data_ptr()
+    outputs = jax.jit(lambda a, b, c, d: (a + c, b, c * d))(*arrays)
+    a, empty, b = crossing.to_torch(*outputs)
+    assert torch.equal(a, tensors[0] + tensors[2])
+    assert torch.equal(b, tensors[2] * tensors[3])
+    assert empty.shape == (0, 3)
+    assert a.data_ptr() == outputs[0].unsafe_buffer_pointer()
+    assert from_torch("x", tensors[0]).unsafe_buffer_pointer() == tensors[0].data_ptr()
+
+
+@on_each_device
+@pytest.mark.parametrize("dtype", devices.DTYPES, ids=str)
+def test_memory_that_is_borrowed(dtype, device):
+    """By a capsule that owns nothing: of the same pointer, shape and dtype as torch's own."""
+    on_jax = devices.jax_device(torch.device(device))
+    kind = borrowing.DEVICE_TYPE[device]
+    for shape in ((6, 2, 64), (128,), (6, 2, 64)):
+        x = draw(dtype, *shape, device=device)
+        capsule = borrowing.capsule(x.data_ptr(), x.shape, dtype, x.device)
+        crossed = jaxlib_compat.array_of_dlpack(capsule, on_jax, kind)
+        assert crossed.unsafe_buffer_pointer() == x.data_ptr()
+        assert_same_bits(x, crossed)
+        del crossed, capsule
+        gc.collect()
+        assert_same_bits(x, from_torch("x", x))
 
 
 @on_each_device
@@ -258,7 +305,7 @@ def test_memory_lives_until_the_last_reference_goes(order, device):
 def test_a_tensor_is_let_go_when_jax_has_done_with_it():
     memory = np.ones(4096, np.float32)
     gone = weakref.ref(memory)
-    first = -(memory.ctypes.data // 4) % (dlpack.ALIGNMENT["cpu"] // 4)
+    first = -(memory.ctypes.data // 4) % (dlpack.CPU_ALIGNMENT // 4)
     x = torch.from_numpy(memory)[first : first + 1024]
     del memory
     crossed = from_torch("x", x)
@@ -269,3 +316,19 @@ def test_a_tensor_is_let_go_when_jax_has_done_with_it():
     del crossed
     gc.collect()
     assert gone() is None
+
+
+def test_a_tensor_that_only_a_running_program_holds_is_waited_for():
+    """As at the end of a process, whose interpreter it must not outlive."""
+    program = jax.jit(lambda x: jax.lax.fori_loop(0, 20, lambda _, y: y @ x, x).sum())
+    x = torch.full((600, 600), 1e-3)
+    jax.block_until_ready(program(from_torch("x", x)))
+    lending.wait_for_dropped()
+    output = program(from_torch("x", x))
+    assert lending.dropped() == 1
+    lending.wait_for_dropped()
+    assert lending.dropped() == 0
+    assert output.is_ready()
+    held = from_torch("x", x)
+    lending.wait_for_dropped()  # not for arrays that are alive
+    assert_same_bits(x, held)
