@@ -172,7 +172,8 @@ class Calibrator:
         self._shards.__exit__(kind, error, traceback)
 
     def _take(self, layer: int, maxima: torch.Tensor) -> None:
-        stream = None if maxima.device.type == "cpu" else torch.accelerator.current_stream()
+        device = maxima.device
+        stream = None if device.type == "cpu" else torch.accelerator.current_stream(device)
         with self._lock:
             if layer in self._maxima:
                 seen, last = self._maxima[layer]

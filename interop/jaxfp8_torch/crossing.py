@@ -18,6 +18,7 @@ orders the work, and an array holds its tensor. What comes back holds its array 
 
 from __future__ import annotations
 
+import collections
 import functools
 import threading
 from typing import Any
@@ -33,6 +34,9 @@ from jaxfp8_torch.devices import DTYPES, TORCH_DTYPES, jax_device, torch_device
 
 _dlpack: Any = torch.utils.dlpack  # whose stubs leave to_dlpack out
 _VIEWS = 1024
+_recent: collections.deque[jax.Array] = collections.deque(maxlen=64)
+"""Arrays that own nothing, dropped when their programs are most likely done: dropping one that is
+in use sends XLA a callback through the device."""
 
 
 def to_jax(*tensors: torch.Tensor) -> list[jax.Array]:
@@ -53,8 +57,10 @@ def to_jax(*tensors: torch.Tensor) -> list[jax.Array]:
         _view(x.data_ptr(), x.shape, x.dtype, device) if x.numel() else _empty(x)
         for x in tensors[:-1]
     ]
-    last = tensors[-1]
-    return [*arrays, _borrow(last.data_ptr(), last.shape, last.dtype, device, stream)]
+    x = tensors[-1]
+    last = _borrow(x.data_ptr(), x.shape, x.dtype, device, stream)
+    _recent.append(last)
+    return [*arrays, last]
 
 
 def to_torch(*arrays: jax.Array) -> list[torch.Tensor]:

@@ -11,6 +11,7 @@ exception". So the process waits, before anything else goes down, for what XLA s
 from __future__ import annotations
 
 import atexit
+import os
 import time
 import weakref
 
@@ -38,7 +39,7 @@ def _forget(reference: _Reference) -> None:
 
 def dropped() -> int:
     """Number of tensors whose arrays are gone, and that a program of XLA's still holds."""
-    return sum(array() is None for array in list(_lent.values()))
+    return sum(array() is None for array in _lent.copy().values())
 
 
 def wait_for_dropped() -> None:
@@ -52,3 +53,4 @@ def wait_for_dropped() -> None:
 
 # The last registered runs first: before JAX's own, which ends its backends.
 atexit.register(wait_for_dropped)
+os.register_at_fork(after_in_child=_lent.clear)  # XLA's threads are not there to let go
