@@ -106,8 +106,6 @@ def _run_case(
     packed_bytes = tokens * _HEADS.value * (inputs.QK_HEAD_DIM + inputs.V_HEAD_DIM)
     sets = [_draw(i, tokens) for i in range(inputs.sets_past_the_cache(packed_bytes))]
     check = _PackedCheck(sets[0]) if REFCHECK.value else None
-    subjects: dict[str, Subject] = {}
-    rows: dict[str, dict[str, Any]] = {}
     for kind in kinds:
         makers: dict[str, Callable[[], Subject]] = {
             name: functools.partial(_packed, kind, sets, name) for name in names
@@ -115,6 +113,8 @@ def _run_case(
         for name in others:
             maker = _xla_plain if name == "xla-plain" else functools.partial(_torch, name)
             makers[name] = functools.partial(maker, kind, sets, fmt)
+        subjects: dict[str, Subject] = {}
+        rows: dict[str, dict[str, Any]] = {}
         for name, make in makers.items():
             row = {
                 "what": f"quantize {kind}",
@@ -143,10 +143,9 @@ def _run_case(
                 row["errors"] = (
                     check(output, name) if name in names else _values_check(output, sets[0])
                 )
-            subjects[f"{kind} {name}"], rows[f"{kind} {name}"] = subject, row
-    times = bursts.timed(subjects, f"{tokens} tokens")
-    for key, timing in times.items():
-        recorder.add(**rows[key], **timing.fields)
+            subjects[name], rows[name] = subject, row
+        for name, timing in bursts.timed(subjects, f"{tokens} tokens, {kind}").items():
+            recorder.add(**rows[name], **timing.fields)
 
 
 def _bytes(kind: str, tokens: int) -> int:

@@ -114,7 +114,8 @@ def exact_attention(
 ) -> Exact:
     """Attention of a sample of a batch: q [Tq, H, Dqk], k [Tk, H, Dqk], v [Tk, H, Dv]."""
     q, k, v = q[sampled.rows][:, sampled.heads], k[:, sampled.heads], v[:, sampled.heads]
-    q, k, v = (np.asarray(x) for x in (q, k, v))
+    # float32 where the arrays lie: NumPy is slow with bfloat16.
+    q, k, v = (np.asarray(x.astype(np.float32)) for x in (q, k, v))
     num_heads, v_size = len(sampled.heads), v.shape[2]
     out = np.zeros((len(sampled.rows), num_heads, v_size))
     lse = np.full((num_heads, len(sampled.rows)), -np.inf)

@@ -111,7 +111,9 @@ class Haystack:
 
         def chunks() -> Any:
             for number, length in enumerate(self.lengths):
-                yield tuple(np.asarray(x[:length, sampled.heads]) for x in self.part(number))
+                # float32 from the device: NumPy is slow with bfloat16.
+                part = (x[:length, sampled.heads] for x in self.part(number))
+                yield tuple(np.asarray(x.astype(jnp.float32)) for x in part)
             yield tuple(np.asarray(x[:, sampled.heads]) for x in self.new)
 
         q = np.asarray(self.q[sampled.rows][:, sampled.heads])
