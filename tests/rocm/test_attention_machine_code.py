@@ -9,14 +9,19 @@ interpret mode, which rounds at the same places, almost bit for bit; and with th
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
 import jaxfp8
 from jaxfp8 import packing
+from jaxfp8.ops.attention import pallas_triton_kernel
+from jaxfp8.ops.attention.heuristics import default_config
 from tests import oracle
 from tests.inputs import cu_seqlens, qkv, with_tail
 from tests.rocm.simulate import simulate
@@ -135,6 +140,55 @@ def test_splits_of_the_keys(precision, splits):
     backward = check(arrays, precision, splits == 1, splits, reverse_waves=True)
     for one, other in zip(forward, backward, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
+def test_parts_of_a_split(precision):
+    """What each part writes before the merge: the attention over its own keys; zeros and -inf
+    where it has none, also where a value of the sequence is NaN."""
+    splits, lengths_q, lengths_k = 3, [5, 1, 2], [70, 9, 0]
+    config = default_config("gfx942", precision)
+    fmt = jaxfp8.E4M3FNUZ if precision == "fp8" else None
+    q, k, v = qkv(np.random.default_rng(6), sum(lengths_q), sum(lengths_k), 1)
+    v[70, 0, 3] = np.nan  # the second sequence's first key
+    cu_q, cu_k = cu_seqlens(lengths_q), cu_seqlens(lengths_k)
+
+    def function(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any) -> Any:
+        query = packing.pack_query(q, cu_q, None, precision, None, None, v_head_dim=128)
+        context = packing.pack_context(k, v, cu_k, None, None, precision, None, None)
+        factor = query.descale * context.k_descale * (192**-0.5 * np.log2(np.e))
+        work = pallas_triton_kernel.work_table(cu_q, cu_k, q.shape[0], causal=False, config=config)
+        return pallas_triton_kernel.attend(
+            query.data.values, context.data.k, context.data.v, context.data.nonfinite, work,
+            jnp.stack([factor, context.v_descale]),
+            num_tokens=q.shape[0], causal=False, fmt=fmt, config=config, splits=splits,
+        )  # fmt: skip
+
+    # The outputs start as NaN.
+    out, lse = simulate(function, q, k, v, cu_q, cu_k, only=ATTENTION)
+    if fmt:
+        q, k, v = (oracle.through_fp8(x, FNUZ) for x in (q, k, v))
+    empty = 0
+    for rows, begin, end in zip(
+        np.split(np.arange(len(q)), cu_q[1:-1]), cu_k[:-1], cu_k[1:], strict=True
+    ):
+        tiles = -(-(end - begin) // config.block_k)
+        edges = [begin + config.block_k * (tiles * i // splits) for i in range(splits)] + [end]
+        for split, (first, last) in enumerate(itertools.pairwise(np.minimum(edges, end))):
+            part = jaxfp8.AttentionState(
+                out[split, rows].astype(ml_dtypes.bfloat16), lse[split][:, rows]
+            )
+            if first == last:
+                empty += 1
+                assert not part.out.any()
+                assert np.isneginf(part.lse).all()
+                continue
+            expected = oracle.attention(
+                q[rows], k[first:last], v[first:last],
+                cu_seqlens([len(rows)]), cu_seqlens([last - first]), causal=False,
+            )  # fmt: skip
+            assert_attention(part, expected, precision)
+    assert empty == (6 if precision == "fp8" else 5)
 
 
 @pytest.mark.parametrize("precision", ["fp8", "bf16"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,8 @@ from jaxfp8.cli import main
 from jaxfp8.rocm import kernels, plugin
 from jaxfp8.rocm.code_object import CodeObject
 from jaxfp8.rocm.compile import _pallas_calls, described_gfx942
-from jaxfp8.rocm.disassembly import disassemble
+from jaxfp8.rocm.disassembly import Instruction, disassemble
+from jaxfp8.rocm.loops import innermost_loops
 from tests.rocm import shared
 from tests.rocm.tools import needs_rocm_compiler
 
@@ -189,10 +191,29 @@ def test_quantizers_compile_well(codegen):
         assert counts["spills"] == 0
         assert counts["scratch_bytes"] == 0
         assert counts["total"]["narrowest_load_bytes"] == 16
-        code = disassemble((codegen.folder / f"{name}.hsaco").read_bytes())
-        stores = {i.opcode for i in code if re.match("(global|buffer|flat)_store", i.opcode)}
+        accesses = memory_accesses(disassemble((codegen.folder / f"{name}.hsaco").read_bytes()))
         # The maxima of amax are a number a program.
-        assert stores == {"global_store_dword" if "amax" in name else "global_store_dwordx4"}
+        store = "global_store_dword" if "amax" in name else "buffer_store_dwordx4"
+        assert accesses == {"buffer_load_dwordx4", store}
+
+
+def memory_accesses(code: Sequence[Instruction]) -> set[str]:
+    """The loads and stores of vector instructions."""
+    pattern = re.compile("(global|buffer|flat|scratch)_(load|store)")
+    return {instruction.opcode for instruction in code if pattern.match(instruction.opcode)}
+
+
+@needs_rocm_compiler
+@pytest.mark.parametrize("name", FP8_ATTENTION + BF16_ATTENTION)
+def test_attention_loads_its_operands_as_buffers(codegen, name):
+    code = disassemble((codegen.folder / f"{name}.hsaco").read_bytes())
+    hot = [loop for loop in innermost_loops(code) if loop.report().mfma]
+    assert len(hot) == 2
+    for loop in hot:
+        assert memory_accesses(loop.instructions) == {"buffer_load_dwordx4"}
+    # Queries, and keys of the first scores.
+    before = [i for i in code if i.address < hot[0].start]
+    assert memory_accesses(before) == {"buffer_load_dwordx4"}
 
 
 @needs_rocm_compiler

@@ -167,7 +167,7 @@ def attend(
         column = jnp.arange(v_size, dtype=jnp.int32)
         some = total != 0.0  # true for NaN too
         out = acc * jnp.where(some, scales_ref[1, head] / total, 0.0)[:, None]
-        visible = _visible_keys(todo, row, causal)
+        visible = jnp.where(some, _visible_keys(todo, row, causal), 0)
         first = [nonfinite_ref[i, head, todo[_SEQUENCE], column] for i in range(nonfinite.shape[0])]
         out = _add_nonfinite(out, first, visible)
         lse = jnp.where(some, (m + jnp.log2(total)) * math.log(2), -jnp.inf)
@@ -210,7 +210,7 @@ def merge_splits(out: jax.Array, lse: jax.Array) -> tuple[jax.Array, jax.Array]:
     weights = jnp.exp(lse - jnp.where(largest == -jnp.inf, 0.0, largest))
     total = jnp.sum(weights, axis=0)
     weights = jnp.swapaxes(weights / jnp.where(total == 0.0, 1.0, total), 1, 2)[..., None]
-    # A split without keys has the infinities of V too (`_add_nonfinite`): 0 * inf must not arise.
+    # Each split that has keys has the infinities of V (`_add_nonfinite`): 0 * inf must not arise.
     merged = jnp.sum(jnp.where(weights == 0.0, 0.0, weights * out), axis=0)
     return merged.astype(jnp.bfloat16), jnp.log(total) + largest
 

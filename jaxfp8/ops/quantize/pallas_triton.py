@@ -76,7 +76,7 @@ def pack_rows(
     table = tiling.tile_table(cu_seqlens, block, num_tiles)
 
     def kernel(x_refs: Any, token_ref: Any, count_ref: Any, descale_ref: Any, out_ref: Any) -> None:
-        head, tile = pl.program_id(0), pl.program_id(1)
+        head, tile = _head_and_tile(heads, num_tiles)
         rows = _Rows(token_ref[tile], count_ref[tile], block)
         _pack_rows_of_tile(x_refs, parts, head, rows, descale_ref[head], fmt, out_ref, tile * block)
 
@@ -152,7 +152,7 @@ def pack_keys_and_values(
         nonfinite_ref: Any,
     ) -> None:
         del no_key_ref  # the same memory as nonfinite_ref
-        head, tile = pl.program_id(0), pl.program_id(1)
+        head, tile = _head_and_tile(heads, num_tiles)
         rows = _Rows(token_ref[tile], count_ref[tile], block)
         _pack_rows_of_tile(
             k_refs, k_parts, head, rows, k_descale_ref[head], fmt, k_out_ref, tile * block
@@ -169,6 +169,7 @@ def pack_keys_and_values(
             @pl.when(jnp.max(hidden.astype(jnp.int32)) > 0)
             def _(columns: jax.Array = columns) -> None:
                 # Read again: the masks of a whole tile would take most scalar registers until here.
+                # (XLA:ROCm of JAX 0.10.2 keeps them all the same, and has enough.)
                 values = rows.load(v_ref, head, v_start + columns)
                 key = (row + lane).astype(jnp.float32)[:, None]
                 for i, mask in enumerate(_nonfinite(values, fmt)):
@@ -214,7 +215,7 @@ def amax(
     blocks = pl.cdiv(capacity, _AMAX_BLOCK)
 
     def kernel(x_refs: Any, num_tokens_ref: Any, out_ref: Any) -> None:
-        head, tile = pl.program_id(0), pl.program_id(1)
+        head, tile = _head_and_tile(heads, blocks)
         token = tile * _AMAX_BLOCK
         rows = _Rows(token, num_tokens_ref[0] - token, _AMAX_BLOCK)
         # Magnitudes of bfloat16 are in the order of their bits, and integers of 16 bits go two an
@@ -259,20 +260,31 @@ def _arrays(parts: list[_Part]) -> tuple[jax.Array, ...]:
     return tuple(part.array for part in parts)
 
 
+def _head_and_tile(heads: int, tiles: int) -> tuple[jax.Array, jax.Array]:
+    """What this program of a grid (heads, tiles) works on.
+
+    The bounds change nothing. They let the compiler prove that offsets into arrays under 2 GB fit
+    32 bits, and use buffer loads and stores.
+    """
+    return jnp.minimum(pl.program_id(0), heads - 1), jnp.minimum(pl.program_id(1), tiles - 1)
+
+
 class _Rows:
     """Rows `token : token + block` of token-major arrays, of which the first `count` exist."""
 
     def __init__(self, token: jax.Array, count: jax.Array, block: int):
         row = jnp.arange(block, dtype=jnp.int32)
-        self.token = (token + row)[:, None]
+        self.token = token + row
         self.mask = (row < count)[:, None]
 
     def load(self, ref: Any, head: jax.Array, columns: jax.Array) -> jax.Array:
         """[block, columns] of one head of ref, [T, H, D] or [T, D]; zeros in rows not there."""
         shape = (self.token.shape[0], columns.shape[0])
-        where = (self.token, head, columns[None, :])
+        # Bounds as in _head_and_tile; rows that are not there are masked.
+        token = jnp.clip(self.token, 0, ref.shape[0] - 1)[:, None]
+        heads = (head,) if ref.ndim == 3 else ()
         return pallas_compat.load(
-            ref.at[where if ref.ndim == 3 else (where[0], where[2])],
+            ref.at[(token, *heads, columns[None, :])],
             mask=jnp.broadcast_to(self.mask, shape),
             other=jnp.zeros(shape, ref.dtype),
         )
