@@ -4,6 +4,7 @@
 
     python benchmarks/attention.py
     python benchmarks/attention.py --cases=mid --mixes=single,ragged --include_quantization
+    python benchmarks/attention.py --cases=mid,late,mid-ragged
     python benchmarks/attention.py --tokens_q=16384 --tokens_k=16384 --causal --peers=torch-cudnn
     python benchmarks/attention.py --cases=mid --sustained=500
     python benchmarks/attention.py --cases=mid --backends=pallas_triton,xla --peers=torch-cudnn
@@ -51,11 +52,14 @@ _CASES = {
     "16k": (16384, 16384, True),
 }
 
-_SELECTED = flags.DEFINE_list("cases", ["early", "mid", "late"], f"some of {', '.join(_CASES)}")
+_NAMES = [*_CASES, *(f"{case}-{mix}" for case in _CASES for mix in inputs.MIXES[1:])]
+_SELECTED = flags.DEFINE_list("cases", ["early", "mid", "late"], f"some of {', '.join(_NAMES)}")
 _TOKENS_Q = flags.DEFINE_integer("tokens_q", None, "new tokens, in place of --cases", lower_bound=1)
 _TOKENS_K = flags.DEFINE_integer("tokens_k", None, "keys, in place of --cases", lower_bound=1)
 _CAUSAL = flags.DEFINE_bool("causal", False, "with --tokens_q and --tokens_k: aligned bottom right")
-_MIXES = flags.DEFINE_list("mixes", ["single"], f"some of {', '.join(inputs.MIXES)}")
+_MIXES = flags.DEFINE_list(
+    "mixes", ["single"], f"some of {', '.join(inputs.MIXES)}, for cases that name none"
+)
 _SEQUENCES = flags.DEFINE_integer("sequences", 16, "of uniform and ragged mixes", lower_bound=1)
 _HEADS = flags.DEFINE_integer("heads", 12, "heads", lower_bound=1)
 _BACKENDS = flags.DEFINE_list("backends", None, "of this library; its choices if not given")
@@ -72,8 +76,7 @@ _ERRORS = (RuntimeError, NotImplementedError, TypeError, ValueError)
 
 def main(recorder: Recorder) -> None:
     """Runs the cases."""
-    cases = _cases()
-    mixes = choose("mixes", _MIXES.value, inputs.MIXES)
+    cases = _cases(choose("mixes", _MIXES.value, inputs.MIXES))
     named = choose("precisions", _PRECISIONS.value, backends.PRECISIONS)
     precisions = [precision for precision in backends.PRECISIONS if precision in named]
     start_device()
@@ -91,23 +94,34 @@ def main(recorder: Recorder) -> None:
             for precision in backends.PRECISIONS
             if precision == "bf16" or own.get("fp8")
         }
-    for name, (tokens_q, tokens_k, causal) in cases.items():
-        for mix in mixes:
-            batch = inputs.batch(mix, tokens_q, tokens_k, causal, _SEQUENCES.value)
-            case = name if mix == "single" else f"{name}-{mix}"
-            try:
-                run_case(recorder, case, batch, own, others, ceiling_of)
-            except _ERRORS as error:  # no room for its inputs, say: others may run
-                recorder.add_failure(error, what="attention", case=case)
+    for case, batch in cases.items():
+        try:
+            run_case(recorder, case, batch, own, others, ceiling_of)
+        except _ERRORS as error:  # no room for its inputs, say: others may run
+            recorder.add_failure(error, what="attention", case=case)
 
 
-def _cases() -> dict[str, tuple[int, int, bool]]:
+def _cases(mixes: list[str]) -> dict[str, Batch]:
+    """The batches by name, in the order asked for."""
+    shapes: dict[str, tuple[int, int, bool]] = _CASES
     if _TOKENS_Q.value is None and _TOKENS_K.value is None:
-        return {name: _CASES[name] for name in choose("cases", _SELECTED.value, _CASES)}
-    if _TOKENS_Q.value is None or _TOKENS_K.value is None:
+        names = choose("cases", _SELECTED.value, _NAMES)
+    elif _TOKENS_Q.value is None or _TOKENS_K.value is None:
         raise CommandError("--tokens_q and --tokens_k: expected both or none")
-    name = f"{_TOKENS_Q.value}x{_TOKENS_K.value}{'-causal' if _CAUSAL.value else ''}"
-    return {name: (_TOKENS_Q.value, _TOKENS_K.value, _CAUSAL.value)}
+    else:
+        causal = _CAUSAL.value
+        names = [f"{_TOKENS_Q.value}x{_TOKENS_K.value}{'-causal' if causal else ''}"]
+        shapes = {names[0]: (_TOKENS_Q.value, _TOKENS_K.value, causal)}
+    cases = {}
+    for name in names:
+        shape, its_mixes = name, mixes
+        if name not in shapes:  # with its mix
+            shape, _, mix = name.partition("-")
+            its_mixes = [mix]
+        for mix in its_mixes:
+            case = shape if mix == "single" else f"{shape}-{mix}"
+            cases[case] = inputs.batch(mix, *shapes[shape], _SEQUENCES.value)
+    return cases
 
 
 def run_case(

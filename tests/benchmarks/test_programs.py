@@ -160,11 +160,12 @@ def test_a_case_without_room_does_not_stop_the_others(tmp_path, monkeypatch):
         monkeypatch.setattr(attention.inputs, "tensor_sets", failing)
         monkeypatch.setattr(attention, "_CASES", {"early": (16, 4096, True), "mid": (16, 16, True)})
         result = run_program(
-            attention, "--cases=early,mid", "--heads=1", "--peers=", "--noceiling",
-            "--precisions=bf16", *QUICK, json_file=tmp_path / "a.jsonl",
+            attention, "--cases=early,mid-uniform,mid", "--heads=1", "--peers=", "--noceiling",
+            "--precisions=bf16", "--sequences=2", *QUICK, json_file=tmp_path / "a.jsonl",
         )  # fmt: skip
     assert result.status == 1 and "early: RuntimeError: out of memory" in result.stderr
-    assert [line["case"] for line in result.lines] == ["early", "mid"]
+    assert [line["case"] for line in result.lines] == ["early", "mid-uniform", "mid"]
+    assert [line["shape"].get("sequences") for line in result.lines] == [None, 2, 1]
     assert result.lines[1]["median_ms"] > 0
 
 
