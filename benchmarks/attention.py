@@ -170,7 +170,10 @@ def run_case(
         row = {"what": what, "dtype": dtype, "backend": name, **common}
         try:
             run_before = started.get(key_of_maker)
-            subject, (out, lse) = run_before.result() if run_before else _first_run(make)
+            if run_before is not None and run_before.exception() is None:
+                subject, (out, lse) = run_before.result()
+            else:  # a peer; or one that had no room beside the others, and may have it alone
+                subject, (out, lse) = _first_run(make)
         except _ERRORS as error:
             if name in peers.NAMES:
                 recorder.add(**row, unavailable=one_line(error))
