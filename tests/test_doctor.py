@@ -69,7 +69,7 @@ def test_says_what_a_backend_lacks_under_an_old_jax(monkeypatch):
     [
         ("sm89", "pallas_triton", "its numbers have not been compared on sm89"),
         ("sm100", "pallas_triton", "its numbers have not been compared on sm100"),
-        ("sm90", "pallas_triton", "over long contexts its LSE differed from that of xla by up to"),
+        ("sm90", "pallas_triton", "pallas_mosaic_gpu is several times as fast there"),
         ("cpu", "interpret", "it is for tests"),
         ("gfx942", "pallas_triton", None),
         ("gfx942", "xla", None),
