@@ -190,7 +190,7 @@ def _inputs() -> list[Any]:
 
 def _copies_elsewhere(x: Any) -> list[Any]:
     """Tensors like x, more than the bridge remembers, each in its own place."""
-    apart = 64
+    apart = 256 // x.element_size()  # what begins at no multiple of 256 bytes would be copied
     memory = x.new_zeros(_PLACES * apart + x.numel())
     return [memory[i * apart :][: x.numel()].view(x.shape) for i in range(_PLACES)]
 

@@ -33,6 +33,9 @@ from jaxfp8_torch.borrowing import DEVICE_TYPE
 from jaxfp8_torch.devices import DTYPES, TORCH_DTYPES, jax_device, torch_device
 
 _dlpack: Any = torch.utils.dlpack  # whose stubs leave to_dlpack out
+KERNEL_ALIGNMENT = {"cpu": 64, "cuda": 256 if torch.version.hip is None else 32}
+"""Bytes that the memory of a program's operands must begin at a multiple of. Mosaic GPU's kernels,
+on NVIDIA, refuse others when they are launched; torch allocates at multiples of 512."""
 _VIEWS = 1024
 _recent: collections.deque[jax.Array] = collections.deque(maxlen=64)
 """Arrays that own nothing, dropped when their programs are most likely done: dropping one that is
@@ -42,11 +45,15 @@ in use sends XLA a callback through the device."""
 def to_jax(*tensors: torch.Tensor) -> list[jax.Array]:
     """Arrays on the memory of tensors, for one program that is called with all of them.
 
+    A tensor that begins where kernels cannot read it is copied, on torch's current stream.
+
     Args:
-      *tensors: checked, contiguous, aligned, on one device; whatever fills them is queued on its
-        current stream.
+      *tensors: checked, contiguous, on one device; whatever fills them is queued on its current
+        stream.
     """
     device = tensors[0].device
+    alignment = KERNEL_ALIGNMENT[device.type]
+    tensors = tuple(x.clone() if x.data_ptr() % alignment else x for x in tensors)
     if device.type == "cpu" or not (jaxlib_compat.available() and tensors[-1].numel()):
         return [to_array(x) for x in tensors]
     stream = jaxlib_compat.external_stream(jax_device(device))

@@ -12,7 +12,7 @@ So every tensor is checked first, in one order:
   4. requires_grad, where gradients are recorded
   5. conjugate and negative bits
   6. layout: contiguous, or the columns of every head of a wider contiguous tensor (see `heads`)
-  7. alignment of the pointer
+  7. alignment of the pointer (a call copies what its kernels cannot read in place: see `crossing`)
   8. no elements at all: there is no pointer to hand over, so an empty array stands for it
 
 How what has passed crosses, in what order and for how long, is said in `crossing`.
@@ -218,7 +218,9 @@ def check_alignment(name: str, x: torch.Tensor) -> None:
 def from_torch(name: str, x: Any) -> jax.Array | HeadSlice:
     """A tensor as a JAX array on the same memory, after all checks.
 
-    Columns of a wider tensor come as a HeadSlice of an array on the whole of it.
+    Columns of a wider tensor come as a HeadSlice of an array on the whole of it. On NVIDIA jaxfp8's
+    Mosaic GPU kernels take memory at multiples of 256 bytes alone: the functions of jaxfp8_torch
+    copy what lies otherwise, this one does not.
 
     Args:
       name: the argument's name, for messages.

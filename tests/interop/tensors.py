@@ -46,6 +46,14 @@ def tensors(arrays: Any, device: str) -> list[torch.Tensor]:
     return [tensor(x, device) for x in arrays]
 
 
+def placed(x: torch.Tensor, alignment: int, offset: int) -> torch.Tensor:
+    """A copy of x that begins so many bytes past a multiple of alignment."""
+    size = x.element_size()
+    storage = x.new_empty(x.numel() + (alignment + offset) // size)
+    first = (-storage.data_ptr() % alignment + offset) // size
+    return storage[first : first + x.numel()].view(x.shape).copy_(x)
+
+
 def native(device: str) -> jaxfp8.Fp8Format:
     """The FP8 format of a device."""
     fmt = jaxfp8.detect_target(devices.jax_device(torch.device(device))).fp8_format

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import jaxfp8  # noqa: E402
 import jaxfp8_torch  # noqa: E402
-from jaxfp8_torch import devices, dlpack  # noqa: E402
+from jaxfp8_torch import crossing, devices, dlpack  # noqa: E402
 from tests import oracle  # noqa: E402
 from tests.inputs import cu_seqlens, qkv, with_tail  # noqa: E402
 from tests.interop.tensors import (  # noqa: E402
@@ -23,6 +23,7 @@ from tests.interop.tensors import (  # noqa: E402
     assert_same_bits,
     native,
     on_jax,
+    placed,
     tensor,
     tensors,
 )
@@ -118,6 +119,19 @@ def test_v_inside_kv_nope_is_read_in_place(device):
     b = jaxfp8_torch.prefill_attention(q, k, inside, *cu, causal=True)
     assert_same_bits(a.out, array(b.out))
     assert_same_bits(a.lse, array(b.lse))
+
+
+@on_each_device
+def test_memory_that_kernels_cannot_read_in_place(device, monkeypatch):
+    """On NVIDIA they want multiples of 256 bytes, of a wider tensor that holds V too."""
+    monkeypatch.setitem(crossing.KERNEL_ALIGNMENT, device, 256)
+    q, k, v, *cu = tensors(inputs(), device)
+    wide = torch.cat([v, v], dim=2)
+    expected = jaxfp8_torch.prefill_attention(q, k, wide[:, :, 128:], *cu, causal=True)
+    q, k, wide = (placed(x, 256, 128) for x in (q, k, wide))
+    found = jaxfp8_torch.prefill_attention(q, k, wide[:, :, 128:], *cu, causal=True)
+    assert_same_bits(found.out, array(expected.out))
+    assert_same_bits(found.lse, array(expected.lse))
 
 
 @on_each_device

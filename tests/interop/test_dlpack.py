@@ -29,7 +29,7 @@ from jaxfp8_torch import (  # noqa: E402
     lending,
     to_torch,
 )
-from tests.interop.tensors import DEVICES, assert_same_bits, tensor  # noqa: E402
+from tests.interop.tensors import DEVICES, assert_same_bits, placed, tensor  # noqa: E402
 
 RNG = np.random.default_rng(0)
 on_each_device = pytest.mark.parametrize("device", DEVICES)
@@ -91,6 +91,16 @@ def test_memory_that_is_borrowed(dtype, device):
         del crossed, capsule
         gc.collect()
         assert_same_bits(x, from_torch("x", x))
+
+
+@on_each_device
+def test_memory_that_kernels_cannot_read_in_place_is_copied(device, monkeypatch):
+    monkeypatch.setitem(crossing.KERNEL_ALIGNMENT, device, 256)
+    for offset, in_place in ((0, True), (64, False), (128, True)):
+        x = placed(draw(torch.bfloat16, 6, 2, 64, device=device), 256, 2 * offset)
+        (crossed,) = crossing.to_jax(x)
+        assert (crossed.unsafe_buffer_pointer() == x.data_ptr()) == in_place
+        assert_same_bits(x, crossed)
 
 
 @on_each_device
