@@ -18,7 +18,7 @@ _MOST_S = flags.DEFINE_float(
     "most_s", 5.0, "longest time for one implementation of a case: a slow one is repeated less",
     lower_bound=0.0,
 )  # fmt: skip
-_PAUSE = flags.DEFINE_float("pause", 0.05, "seconds of rest before a burst", lower_bound=0.0)
+PAUSE = flags.DEFINE_float("pause", 0.05, "seconds of rest before a burst", lower_bound=0.0)
 CEILING = flags.DEFINE_bool("ceiling", True, "measure the device's copy and matrix product")
 
 
@@ -31,6 +31,6 @@ def timed(subjects: Mapping[str, Subject], what: str) -> dict[str, Timing]:
             least_launches=_LAUNCHES.value,
             least_seconds=1e-3 * _BURST_MS.value,
             most_seconds=_MOST_S.value,
-            pause=_PAUSE.value,
+            pause=PAUSE.value,
             on_burst=bar.update,
         )
