@@ -48,6 +48,8 @@ def launch(
 ) -> None:
     """Compiles function(*arguments) and runs some programs of its one Pallas kernel.
 
+    No array is so large that it should cost the kernel registers that it does not have.
+
     Args:
       function: of the arguments, in order.
       arguments: by the name that the kernel gives them.
@@ -57,6 +59,8 @@ def launch(
     """
     described = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arguments.values()]
     (compiled,) = [kernel for kernel in compile_for_gfx942(function, *described) if kernel.pallas]
+    assert compiled.vgpr + compiled.agpr <= 256
+    assert compiled.spills == 0
     given = arguments | others
     buffers = [given[arg.name] for arg in compiled.args[: -len(outputs)]]
     Kernel.from_hsaco(compiled.code_object, compiled.name).launch(

@@ -118,12 +118,14 @@ def test_keys_and_values(fmt):
     assert (nonfinite == packing.NO_KEY).all()
 
 
+@pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("fmt", [jaxfp8.E4M3FNUZ, None], ids=str)
-def test_assembled_keys(fmt):
-    """kv_nope [T, H, 256] holds K's own part beside V; rope is shared by the heads."""
+def test_assembled_keys(fmt, in_place):
+    """kv_nope [T, H, 256] holds K's own part beside V, or k_nope [T, H, 128] it alone; rope is
+    shared by the heads."""
     rng = np.random.default_rng(6)
     kv_nope, rope = draw(rng, sum(LENGTHS), 2, 256), draw(rng, sum(LENGTHS), 1, 64)[:, 0]
-    k = AssembledKey(HeadSlice(kv_nope, 0, 128), rope)
+    k = AssembledKey(HeadSlice(kv_nope, 0, 128) if in_place else kv_nope[:, :, :128], rope)
     v = HeadSlice(kv_nope, 128, 128)
     whole = np.asarray(k.materialize())
     assert k.shape == whole.shape == (sum(LENGTHS), 2, 192)

@@ -138,10 +138,14 @@ def loops(counts: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     return found
 
 
-def assert_loop(loop: dict[str, Any], instruction: str, most_vector_work: float) -> None:
+def assert_matrix_instructions(counts: dict[str, Any], ending: str | tuple[str, ...]) -> None:
+    names = counts["total"]["mfma_ops"]
+    assert names and all(op.startswith("v_mfma_f32_") and op.endswith(ending) for op in names)
+
+
+def assert_loop(loop: dict[str, Any], most_vector_work: float) -> None:
     assert loop["barrier"] <= 2
     assert loop["narrowest_load_bytes"] >= 8
-    assert all(op.startswith("v_mfma_f32_") and op.endswith(instruction) for op in loop["mfma_ops"])
     assert loop["vector_clocks"] / loop["mfma_clocks"] <= most_vector_work
 
 
@@ -154,12 +158,13 @@ def test_fp8_attention_compiles_well(codegen, name):
     assert counts["vgpr"] + counts["agpr"] <= 256
     assert counts["lds_bytes"] <= 32 * 1024
     assert counts["waves_per_simd"] == 2
-    # Of 128 columns there is a fifth less matrix work for as many exponentials: the vector work of
-    # the softmax alone comes to 0.97.
+    # The bound is that of head dims 192/128. With 128/128 a fifth less matrix work stands beside as
+    # many exponentials: the softmax's vector work alone comes to 0.95 (docs/gfx942-kernel.md).
     for loop in loops(counts, "full"):
-        assert_loop(loop, "_fp8_fp8", 1.1 if name.endswith("_d128") else 0.85)
+        assert_loop(loop, 1.1 if name.endswith("_d128") else 0.85)
     for loop in loops(counts, "masked"):
-        assert_loop(loop, "_fp8_fp8", 1.35)
+        assert_loop(loop, 1.35)
+    assert_matrix_instructions(counts, "_fp8_fp8")
 
 
 @needs_rocm_compiler
@@ -179,7 +184,8 @@ def test_bf16_attention_compiles_well(codegen, name):
     assert counts["vgpr"] + counts["agpr"] <= 256
     assert counts["lds_bytes"] <= 64 * 1024
     for loop in loops(counts, "full"):
-        assert_loop(loop, ("_bf16", "_bf16_1k"), 0.80)
+        assert_loop(loop, 0.80)
+    assert_matrix_instructions(counts, ("_bf16", "_bf16_1k"))
 
 
 @needs_rocm_compiler

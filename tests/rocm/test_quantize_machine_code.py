@@ -138,11 +138,12 @@ def test_passes_over_the_data(static):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_context_assembled_from_its_parts(dynamic):
-    """K out of kv_nope [T, H, 256], where V is too, and k_rope [T, 64], shared by the heads."""
+    """K out of kv_nope [T, H, 256], where V is too, or of k_nope [T, H, 128], and k_rope [T, 64],
+    shared by the heads."""
 
     def function(kv: Any, rope: Any, cu: Any, descale: Any) -> Any:
-        k = jaxfp8.AssembledKey(jaxfp8.HeadSlice(kv, 0, 128), rope)
-        v = jaxfp8.HeadSlice(kv, 128, 128)
+        nope = jaxfp8.HeadSlice(kv, 0, 128) if dynamic else kv[..., :128]
+        k, v = jaxfp8.AssembledKey(nope, rope), jaxfp8.HeadSlice(kv, 128, 128)
         given = None if dynamic else descale
         packed = jaxfp8.quantize_context(k, v, cu, k_descale=given, v_descale=given)
         return packed.data, packed.k_descale, packed.v_descale
