@@ -42,21 +42,24 @@ _recent: collections.deque[jax.Array] = collections.deque(maxlen=64)
 in use sends XLA a callback through the device."""
 
 
+def readable(x: torch.Tensor) -> torch.Tensor:
+    """x, or where it begins at an address that kernels cannot read, a copy."""
+    return x.clone() if x.data_ptr() % KERNEL_ALIGNMENT[x.device.type] else x
+
+
 def to_jax(*tensors: torch.Tensor) -> list[jax.Array]:
     """Arrays on the memory of tensors, for one program that is called with all of them.
 
-    A tensor that begins where kernels cannot read it is copied, on torch's current stream.
-
     Args:
-      *tensors: checked, contiguous, on one device; whatever fills them is queued on its current
-        stream.
+      *tensors: checked, contiguous, `readable`, on one device; whatever fills them is queued on its
+        current stream. They must live until the program's outputs have crossed.
     """
     device = tensors[0].device
-    alignment = KERNEL_ALIGNMENT[device.type]
-    tensors = tuple(x.clone() if x.data_ptr() % alignment else x for x in tensors)
-    if device.type == "cpu" or not (jaxlib_compat.available() and tensors[-1].numel()):
+    if device.type == "cpu" or not tensors[-1].numel():
         return [to_array(x) for x in tensors]
     stream = jaxlib_compat.external_stream(jax_device(device))
+    if stream is None:
+        return [to_array(x) for x in tensors]
     event = _event(device.index)
     event.record()
     event.wait(_external_stream(stream, device.index))
@@ -73,10 +76,10 @@ def to_jax(*tensors: torch.Tensor) -> list[jax.Array]:
 def to_torch(*arrays: jax.Array) -> list[torch.Tensor]:
     """Tensors on the memory of a program's outputs, all on one device, of dtypes that cross."""
     (device,) = arrays[0].devices()
-    if device.platform == "cpu" or not jaxlib_compat.available():
+    stream = None if device.platform == "cpu" else jaxlib_compat.external_stream(device)
+    if stream is None:
         return [to_tensor(x) for x in arrays]
     index = device.local_hardware_id
-    stream = jaxlib_compat.external_stream(device)
     tensors = [
         _dlpack.from_dlpack(jaxlib_compat.dlpack_of_array(x, stream)) if x.size else to_tensor(x)
         for x in arrays

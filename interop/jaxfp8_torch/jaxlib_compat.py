@@ -22,9 +22,20 @@ def available() -> bool:
     return _to_array is not None and _from_array is not None
 
 
-def external_stream(device: jax.Device) -> int:
-    """A stream of a GPU on which JAX takes events from outside, as a pointer."""
-    stream: int = device.get_stream_for_external_ready_events()
+def external_stream(device: jax.Device) -> int | None:
+    """A stream of a GPU on which JAX takes events from outside, as a pointer.
+
+    None where there is none to be had: without the functions above, or from a plugin that does not
+    say (jax.dlpack then orders the work by itself).
+    """
+    if not available():
+        return None
+    try:
+        stream: int = device.get_stream_for_external_ready_events()
+    except jax.errors.JaxRuntimeError as error:
+        if "UNIMPLEMENTED" not in str(error):
+            raise
+        return None
     return stream
 
 

@@ -45,9 +45,9 @@ class _Columns(NamedTuple):
 
 def _run(program: Callable[..., Any], *operands: Tensor | _Columns) -> list[Tensor]:
     """Calls a compiled program with tensors, the last of them a Tensor; its outputs as tensors."""
-    arrays: list[Any] = crossing.to_jax(
-        *[x.whole if isinstance(x, _Columns) else x for x in operands]
-    )
+    # Held to the end: before the outputs cross, another thread could be given their memory.
+    tensors = [crossing.readable(x.whole if isinstance(x, _Columns) else x) for x in operands]
+    arrays: list[Any] = crossing.to_jax(*tensors)
     for index, x in enumerate(operands):
         if isinstance(x, _Columns):
             arrays[index] = HeadSlice(arrays[index], x.start, x.size)

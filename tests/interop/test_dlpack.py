@@ -55,6 +55,19 @@ def test_both_ways_on_the_same_memory(dtype, device):
     assert to_torch(made).data_ptr() == made.unsafe_buffer_pointer()
 
 
+@pytest.mark.parametrize("message", ["UNIMPLEMENTED: no streams", "INTERNAL: broken"])
+def test_a_plugin_that_names_no_stream_leaves_the_order_to_jax(message):
+    class Device:
+        def get_stream_for_external_ready_events(self):
+            raise jax.errors.JaxRuntimeError(message)
+
+    if message.startswith("UNIMPLEMENTED"):
+        assert jaxlib_compat.external_stream(Device()) is None
+    else:
+        with pytest.raises(jax.errors.JaxRuntimeError, match="broken"):
+            jaxlib_compat.external_stream(Device())
+
+
 @on_each_device
 @pytest.mark.parametrize("direct", [True, False])
 def test_a_call_crosses_with_and_without_the_functions_of_jaxlib(direct, device, monkeypatch):
@@ -98,7 +111,8 @@ def test_memory_that_kernels_cannot_read_in_place_is_copied(device, monkeypatch)
     monkeypatch.setitem(crossing.KERNEL_ALIGNMENT, device, 256)
     for offset, in_place in ((0, True), (64, False), (128, True)):
         x = placed(draw(torch.bfloat16, 6, 2, 64, device=device), 256, 2 * offset)
-        (crossed,) = crossing.to_jax(x)
+        readable = crossing.readable(x)
+        (crossed,) = crossing.to_jax(readable)
         assert (crossed.unsafe_buffer_pointer() == x.data_ptr()) == in_place
         assert_same_bits(x, crossed)
 
