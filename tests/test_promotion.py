@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxfp8
+from jaxfp8 import models
 from tests.inputs import cu_seqlens, qkv
 from tests.scales import builders
 
@@ -67,6 +70,26 @@ CALLS = [attention, views, parts, a_pass, quantizers]
 def test_tracing(call, backend, strict):
     """Promotion is refused where a program is traced: nothing needs to be compiled or run."""
     jax.eval_shape(lambda: call(backend))
+
+
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
+@pytest.mark.parametrize("rope_theta", [None, 10000.0])
+def test_tracing_a_layer(precision, rope_theta, strict):
+    config = dataclasses.replace(models.SMALL, rope_theta=rope_theta)
+    batch = models.PrefillBatch(
+        cu_seqlens_q=jnp.array([0, 40, 64], jnp.int32),
+        context_lens=jnp.array([64, 3], jnp.int32),
+        cu_seqlens_cache=jnp.array([0, 128, 256], jnp.int32),
+    )
+
+    def layer(hidden):
+        weights = models.random_weights(config, jax.random.key(0))
+        cache = models.empty_cache(config, 256)
+        return models.prefill_layer(
+            config, weights, hidden, cache, batch, segment=128, precision=precision
+        )
+
+    jax.eval_shape(layer, jax.ShapeDtypeStruct((64, config.hidden_size), jnp.bfloat16))
 
 
 def test_calibration(strict):

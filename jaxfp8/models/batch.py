@@ -169,4 +169,4 @@ def segment_rows(
 
 def _sequence_of(token: jax.Array, cu_seqlens: jax.Array) -> jax.Array:
     """int32, like token: the sequence that a token belongs to; B past the last."""
-    return jnp.sum(token[:, None] >= cu_seqlens[1:], axis=1, dtype=jnp.int32)
+    return jnp.sum(token[:, None] >= cu_seqlens[None, 1:], axis=1, dtype=jnp.int32)

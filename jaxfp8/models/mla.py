@@ -159,7 +159,7 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     """float32: x / sqrt(mean(x ** 2) + eps) * weight, over the last axis."""
     x = x.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    return x * scale * weight.astype(jnp.float32)
+    return x * scale * jnp.expand_dims(weight.astype(jnp.float32), range(x.ndim - 1))
 
 
 def _project(
@@ -181,7 +181,7 @@ def _rotated(x: jax.Array, positions: jax.Array | None, theta: float) -> jax.Arr
     checks.dtype_in("positions", positions, [np.int32])
     pairs = x.shape[2] // 2
     frequency = theta ** (-jnp.arange(pairs, dtype=jnp.float32) / pairs)
-    angle = (positions.astype(jnp.float32)[:, None] * frequency)[:, None]
+    angle = positions.astype(jnp.float32)[:, None, None] * frequency[None, None]
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     even, odd = x[:, :, 0::2].astype(jnp.float32), x[:, :, 1::2].astype(jnp.float32)
     turned = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)

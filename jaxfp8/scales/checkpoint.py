@@ -66,9 +66,9 @@ def checkpoint_id(folder: str | os.PathLike[str]) -> str:
         try:
             _update(digest, name, _read_header(root / name))
         except OSError as error:
-            problems.append(f"{name}: cannot be read: {error.strerror}")
+            problems.append(f"{_printable(name)}: cannot be read: {error.strerror}")
         except ValueError as error:
-            problems.append(f"{name}: {error}")
+            problems.append(f"{_printable(name)}: {error}")
     if problems:
         raise ScaleArtifactError(folder, problems)
     return f"sha256:{digest.hexdigest()}"
@@ -119,6 +119,11 @@ def _files_of_index(data: bytes, source: str) -> list[str]:
 
 def _is_plain_name(name: object) -> bool:
     return isinstance(name, str) and bool(name) and name == os.path.basename(name) != ".."
+
+
+def _printable(name: str) -> str:
+    """A name as it is, if a message can hold it: not every one can be encoded."""
+    return name if name.isprintable() else shown(name)
 
 
 def _read_header(path: Path) -> bytes:

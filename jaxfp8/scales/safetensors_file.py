@@ -184,6 +184,8 @@ def _tensors(header: dict[str, Any], data: memoryview) -> dict[str, TensorInfo]:
     """Reads the entries; their bytes must cover the data without gap or overlap."""
     entries = []
     for name, entry in header.items():
+        if any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise _MalformedError(f"tensor {shown(name)}: a name that UTF-8 cannot hold")
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
             raise _MalformedError(
                 f"tensor {shown(name)}: expected dtype, shape and data_offsets, got {shown(entry)}"

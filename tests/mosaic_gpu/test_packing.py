@@ -224,3 +224,11 @@ def test_keys_are_split_where_tiles_are_few_and_where_bfloat16_sums_grow_long():
     assert backend._num_parts(1, 100, 12, "fp8") == 1
     assert backend._num_parts(4096, 2**20, 12, "fp8") == 1
     assert backend._num_parts(4096, 2**20, 12, "bf16") == 4
+
+
+def test_a_table_past_shared_memory_is_refused():
+    one = jnp.array([0, 1], jnp.int32)
+    with pytest.raises(NotImplementedError, match="q: 7000000 rows in 1 sequences are 54"):
+        schedule.attention_tasks(
+            one, one, 7_000_000, block_q=128, block_kv=160, causal=False, parts=1
+        )

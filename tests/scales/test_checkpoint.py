@@ -128,6 +128,14 @@ def test_a_folder_that_is_no_checkpoint(tmp_path):
         checkpoint_id(tmp_path)
 
 
+def test_a_file_name_that_cannot_be_encoded_can_be_shown(tmp_path):
+    index = {"weight_map": {"a": "model\ud800.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ScaleArtifactError) as caught:
+        checkpoint_id(tmp_path)
+    assert rb"'model\ud800.safetensors'" in str(caught.value).encode()
+
+
 def test_revision_of_a_snapshot(tmp_path, monkeypatch):
     snapshot = tmp_path / "models--a--b" / "snapshots" / COMMIT
     (snapshot / "sub").mkdir(parents=True)

@@ -155,7 +155,7 @@ def test_a_tensor_dropped_from_the_header(data, name):
 
 
 @BOTH
-@given(name=NAMES, other=NAMES | st.text(max_size=24))
+@given(name=NAMES, other=NAMES | st.text(st.characters(), max_size=24) | st.just("a\ud800"))
 @QUICK
 def test_a_tensor_renamed(data, name, other):
     header, tensors = split(data)

@@ -27,6 +27,8 @@ from jaxfp8.ops.attention.pallas_mosaic_gpu_kernel import (
 )
 
 _THREADS = emit.WARPGROUP
+# Each task's work is in shared memory while they are ranked: 4 bytes, of 227 KiB.
+_MAX_TASKS = 50_000
 
 
 def _starts(lengths: jax.Array) -> jax.Array:
@@ -44,8 +46,7 @@ def packed_starts(cu_seqlens: jax.Array) -> jax.Array:
 
 def sequence_of(starts: jax.Array, positions: jax.Array) -> jax.Array:
     """int32: the sequence b with starts[b] <= position < starts[b + 1], at most B - 1."""
-    later = jnp.sum(positions[:, None] >= starts[None, 1:-1], axis=1, dtype=jnp.int32)
-    return later
+    return jnp.sum(positions[:, None] >= starts[None, 1:-1], axis=1, dtype=jnp.int32)
 
 
 def _number(condition: jax.Array) -> jax.Array:
@@ -163,9 +164,17 @@ def attention_tasks(
       cu_seqlens_k: int32 [B + 1].
       num_tokens: rows of the query array.
       block_q, block_kv, causal, parts: as `tasks_at`.
+
+    Raises:
+      NotImplementedError: there is no room for so many tasks: some six million rows.
     """
     num_sequences = cu_seqlens_q.shape[0] - 1
     size = max_tasks(num_tokens, num_sequences, block_q, parts)
+    if size > _MAX_TASKS:
+        raise NotImplementedError(
+            f"q: {num_tokens} rows in {num_sequences} sequences are {size} tasks, and the table of "
+            f"backend pallas_mosaic_gpu holds {_MAX_TASKS}; prefill in several calls"
+        )
     chunks = pl.cdiv(size, _THREADS)
     vector, gmem, scalar = emit.file_layout(1), plgpu.RefType(), emit.scalar_layout()
 
