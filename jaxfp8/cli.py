@@ -27,6 +27,7 @@ _COMMANDS = {
 }
 
 REFUSED, USAGE = 1, 2
+_PROGRAM = "jaxfp8"
 
 
 class CommandError(Exception):
@@ -87,7 +88,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
       SystemExit: after --help, --version, or arguments that cannot be parsed.
     """
-    argv = sys.argv[1:] if argv is None else list(argv)
+    try:
+        return _run(sys.argv[1:] if argv is None else list(argv))
+    except KeyboardInterrupt:  # also while a command's modules are imported
+        return _fail(f"{_PROGRAM}: interrupted", 130)
+
+
+def _run(argv: list[str]) -> int:
     parser = _parser(argv)
     args = parser.parse_args(argv)
     try:
@@ -103,13 +110,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename else error
         return _fail(f"{parser.prog} {args.command}: {reason}", REFUSED)
-    except KeyboardInterrupt:
-        return _fail(f"{parser.prog} {args.command}: interrupted", 130)
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="jaxfp8",
+        prog=_PROGRAM,
         description="FP8 varlen attention prefill in JAX Pallas.",
         epilog="`jaxfp8 COMMAND --help` says more.",
     )

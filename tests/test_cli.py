@@ -116,7 +116,7 @@ def test_a_mistake_is_one_line_and_status_2(arguments, said, capsys):
         (cli.CommandError("no", cli.REFUSED), 1, "jaxfp8 try: no\n"),
         (OSError(28, "No space left", "out.json"), 1, "jaxfp8 try: out.json: No space left\n"),
         (OSError("no disk"), 1, "jaxfp8 try: no disk\n"),
-        (KeyboardInterrupt(), 130, "jaxfp8 try: interrupted\n"),
+        (KeyboardInterrupt(), 130, "jaxfp8: interrupted\n"),
     ],
 )
 def test_an_error_of_the_users_is_one_line(error, status, said, command, capsys):
@@ -156,3 +156,12 @@ def test_a_place_that_can_be_written_is_accepted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for file in ("x.json", str(tmp_path / "x.json"), None):
         cli.require_place_for("--json", file)
+
+
+def test_interrupted_while_a_command_is_imported(monkeypatch, capsys):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.importlib, "import_module", interrupted)
+    assert cli.main(["scales", "merge", "a", "b"]) == 130
+    assert capsys.readouterr() == ("", "jaxfp8: interrupted\n")
