@@ -7,10 +7,10 @@ task is one head's tile of query rows against a run of key blocks. One warpgroup
 takes the next task, puts its description into one of the BOXES in shared memory, and K and V
 blocks, through TMA, into rings of `stages` slots. So it is ahead, and the others find everything at
 hand when they get to a task. Each consumer warpgroup owns 64 of the tile's rows. For key block t it
-issues O += P(t-1) V(t-1) and S(t) = Q K(t)' back to back, and runs the softmax of S(t) while the
-other consumers' products execute; named barriers make the consumers take turns at issuing. The
-special function unit limits the exponentials; row maxima, sums, conversion and the accumulation of
-the output are done in their shadow.
+issues S(t) = Q K(t)' and O += P(t-1) V(t-1) back to back (in FP8 the latter first), and runs the
+softmax of S(t) while the other consumers' products execute; named barriers make the consumers take
+turns at issuing. The special function unit limits the exponentials; row maxima, sums, conversion
+and the accumulation of the output are done in their shadow.
 
 P stays in registers. The accumulator of S gives a thread columns 2t, 2t+1 of every 8; as the A
 operand of the second product, bfloat16 wants just those, e4m3 wants columns 4t .. 4t+3 of every 16.
