@@ -20,8 +20,8 @@ installed = $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
 help:
 	@echo 'make demo    install, then prefill a long text in BF16 and FP8 and compare (about 2 minutes)'
-	@echo 'make test    install, then run the tests (pytest, 2 processes; about 8 minutes), but those'
-	@echo '             marked slow: ARGS="-m slow" runs these'
+	@echo 'make test    install, then run the tests (pytest, 2 processes; about 10 minutes), but'
+	@echo '             those marked slow: ARGS="-m slow" runs these'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make docs    the documentation with the API reference, into build/docs/index.html'
 	@echo 'make clean   remove the environments and everything built'
